@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aethermind import Runtime
-from aethermind.cli.ops import parts
+from aethermind.cli.ops import decomposed_operators
 from aethermind.dispatch import Kernel
 from aethermind.ops.operator import Operator, Tolerance
 from aethermind.ops.schema import TensorSpec
@@ -82,7 +82,7 @@ def _page(operator: Operator, runtime: Runtime, kernels: Mapping[str, Sequence[_
         "memory": "; ".join(_sharing(output) for output in operator.schema.outputs if output.alias or output.inplace),
         "tolerance": "; ".join(f"{dtype} {_in_words(one)}" for dtype, one in operator.tolerances.items()),
         "weight formats": f"of {', '.join(operator.weight_inputs)}" if operator.weight_inputs else "",
-        "parts": ", ".join(parts(operator, runtime.operators)),
+        "parts": ", ".join(decomposed_operators(operator, runtime.operators)),
         "samples": ", ".join(sample.label for sample in operator.samples(np.random.default_rng(0))),
         **{device: _coverage(operator, of_device) for device, of_device in kernels.items()},
     }

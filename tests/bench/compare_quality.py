@@ -32,7 +32,7 @@ import torch
 import transformers
 
 import aethermind_qwen2
-from aethermind.cli.bench.quality import diverge
+from aethermind.cli.bench.quality import compare_logits
 from aethermind.ops.quantization import fake_quantize
 from aethermind.ops.weight_format import parse_format
 
@@ -169,7 +169,7 @@ def main() -> None:
             found = one.round(values)
             error += float(((found - values).astype(np.float64) ** 2).sum())
             parameter.data = torch.from_numpy(found)
-        result = diverge(expected, logits_of(model, windows))
+        result = compare_logits(expected, logits_of(model, windows))
         print(
             f"{one.name:<16}{one.bits_per_weight:>6.3f}{(error / energy) ** 0.5:>11.5f}{result.kl_mean:>10.3g}"
             f"{result.kl_p99:>10.3g}{result.top1_agreement:>11.2%}",

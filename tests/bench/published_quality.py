@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from aethermind import LLM
-from aethermind.cli.bench.quality import diverge, single_step_settings, windows_of_text
+from aethermind.cli.bench.quality import compare_logits, single_step_settings, windows_of_text
 from aethermind.engine.text_pass import text_logits
 from aethermind.ops.weight_format import parse_format
 
@@ -107,7 +107,7 @@ def _ours(text: Path, chunks: int) -> Iterator[tuple[float, float]]:
         if expected is None:
             expected = found
             continue
-        divergence = diverge(expected, found)
+        divergence = compare_logits(expected, found)
         yield divergence.kl_mean, divergence.top1_agreement
 
 

@@ -117,10 +117,10 @@ def test_a_step_looks_only_at_requests_with_new_output(runtime: Runtime) -> None
     with LLM("demo", device="null", runtime=runtime, max_num_seqs=2) as llm:
         params = [SamplingParams(max_tokens=5, ignore_eos=True)] * 20
         ids = Counted(llm._add_all([{"prompt_token_ids": [5, 6]}] * 20, params, [RequestOptions()] * 20))
-        (first, second), num_steps = llm._next(ids, True), 5
+        (first, second), num_steps = llm._next_outputs(ids, True), 5
         assert (first.finished, second.finished) == (True, True)
         assert ids.num_looks <= 2 * num_steps
-        llm._forget(list(map(str, range(20))))
+        llm._abort_open(list(map(str, range(20))))
 
 
 def test_generate_and_a_stream_can_be_open_at_once(runtime: Runtime) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tests.core.plugins.fake_distributions import write_distribution
 
+from aethermind.cli.plugin_new import write
 from aethermind.cli.plugin_new.kinds import PackageKind, PackageNames
-from aethermind.cli.plugin_new.new import write
 
 __all__ = ["Scaffolded", "environment", "install"]
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from aethermind import LLM
-from aethermind.cli.bench.quality import diverge, single_step_settings
+from aethermind.cli.bench.quality import compare_logits, single_step_settings
 from aethermind.engine.text_pass import text_logits
 
 Array = np.ndarray[Any, Any]
@@ -60,7 +60,7 @@ def kl_divergence(file: Path, quantization: str | None, ids: Sequence[int], expe
     settings |= {"max_model_len": len(ids) + 1, "max_num_batched_tokens": len(ids) + 1, "max_num_seqs": len(ids)}
     settings["num_kv_blocks"] = len(ids) // 16 + 2
     with LLM(str(file), dtype="float32", quantization=quantization, **settings) as llm:
-        return diverge(expected, text_logits(llm.engine, list(ids))).kl_mean
+        return compare_logits(expected, text_logits(llm.engine, list(ids))).kl_mean
 
 
 def assert_greedy(model: Any, prompt: Sequence[int], found: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ from tests.qwen2.checkpoints import qwen2, reference_model
 
 from aethermind import Runtime
 from aethermind.cli.app import app
-from aethermind.cli.bench.quality import diverge
+from aethermind.cli.bench.quality import compare_logits
 from aethermind.engine.loading.loader import compile_model
 from aethermind.engine.quantize import activation_importance, find_matrices
 from aethermind.testing.families import ModelCase
@@ -160,7 +160,7 @@ def test_importance_helps_where_channels_differ(checkpoint: CheckpointOf, tmp_pa
         for name, parameter in model.named_parameters():
             if name.endswith("_proj.weight"):
                 parameter.data = dequantised(parts, name.removesuffix(".weight"))
-        kl[label] = diverge(expected, outputs_of(model, other)).kl_mean
+        kl[label] = compare_logits(expected, outputs_of(model, other)).kl_mean
     assert 0 < kl["with"] < 0.9 * kl["without"]
 
 

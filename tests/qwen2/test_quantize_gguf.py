@@ -17,7 +17,7 @@ from tests.qwen2.checkpoints import qwen2, reference_outputs
 from tests.qwen2.test_quantize import run, written
 
 from aethermind import LLM, Runtime
-from aethermind.cli.bench.quality import diverge
+from aethermind.cli.bench.quality import compare_logits
 from aethermind.engine.text_pass import text_logits
 from aethermind.testing.families import ModelCase
 from aethermind.text.split_patterns import GPT_4
@@ -73,7 +73,7 @@ def test_a_directory_becomes_a_file(
         values = gguf.dequantize(tensors[theirs].data, tensors[theirs].tensor_type)
         weight = original[own].float().numpy()
         assert np.linalg.norm(values - weight) < 0.1 * np.linalg.norm(weight)
-    assert diverge(reference_outputs(source)(TOKENS), logits_of(out, runtime)).kl_mean < loss
+    assert compare_logits(reference_outputs(source)(TOKENS), logits_of(out, runtime)).kl_mean < loss
     assert record["nbytes"] == sum(int(tensor.n_bytes) for tensor in tensors.values())
     theirs_, own_ = runtime.open_source(out).tokenizer(), Tokenizer.from_directory(source)
     text = "The keeper's 142 steps,\n\tand a beam  every eleven seconds. ünï 日本"
@@ -96,7 +96,7 @@ def test_llamas_rows_are_interleaved_and_its_rotation_is_scaled(
     split["pattern"] = {"Regex": GPT_4}
     (source / "tokenizer.json").write_text(json.dumps(state))
     to("f16", tmp_path / "llama.gguf", "-m", source)
-    assert diverge(reference_outputs(source)(TOKENS), logits_of(tmp_path / "llama.gguf", runtime)).kl_mean < 1e-5
+    assert compare_logits(reference_outputs(source)(TOKENS), logits_of(tmp_path / "llama.gguf", runtime)).kl_mean < 1e-5
     assert "rope_freqs.weight" in {tensor.name for tensor in gguf.GGUFReader(tmp_path / "llama.gguf").tensors}
 
 

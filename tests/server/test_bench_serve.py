@@ -21,7 +21,7 @@ import typer.testing
 
 from aethermind.cli.app import app
 from aethermind.cli.bench.serve.client import RequestFormat, connect, find_target
-from aethermind.first_party import pip_install
+from aethermind.first_party import pip_install_command
 from aethermind.server.access import Tenants
 from aethermind.server.openai.errors import ApiError
 
@@ -251,7 +251,7 @@ def test_a_missing_httpx_is_a_one_line_error(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "httpx", None)
     result = bench("http://127.0.0.1:1")
     assert result.exit_code == 2
-    assert f"`bench serve` needs httpx. Run `{pip_install('aethermind[serve]')}`." in result.stderr
+    assert f"`bench serve` needs httpx. Run `{pip_install_command('aethermind[serve]')}`." in result.stderr
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])

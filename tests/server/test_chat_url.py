@@ -15,8 +15,8 @@ from tests.core.cli.chat.test_chat import Person, said
 from tests.server.conftest import await_idle
 
 from aethermind.cli.app import app
-from aethermind.cli.chat import answerers
-from aethermind.cli.chat.answerers import ChatReply, ServerAnswerer
+from aethermind.cli.chat import chat_models
+from aethermind.cli.chat.chat_models import ChatReply, ServerChatModel
 from aethermind.cli.chat.conversation import Conversation
 from aethermind.cli.chat.repl import Repl, Statistics
 from aethermind.server.access import Tenants
@@ -52,9 +52,9 @@ def test_commands_and_statistics(address: str) -> None:
 def test_interrupting_an_answer_closes_the_connection(
     address: str, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with closing(ServerAnswerer(address, None, None)) as answerer:
+    with closing(ServerChatModel(address, None, None)) as chat_model:
         conversation = Conversation("demo", None, {"max_tokens": 400, "ignore_eos": True})
-        repl = Repl(answerer, conversation, Person("Tell me all"))  # type: ignore[arg-type]
+        repl = Repl(chat_model, conversation, Person("Tell me all"))  # type: ignore[arg-type]
         show = iter([None, KeyboardInterrupt()])
 
         def interrupted(*_: Any) -> None:
@@ -111,10 +111,10 @@ def other(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Repl]:
         sent: list[Any] = []
         transport = httpx.MockTransport(handle)
         monkeypatch.setattr(
-            answerers, "client_options", lambda *_: {"base_url": "http://other", "transport": transport}
+            chat_models, "client_options", lambda *_: {"base_url": "http://other", "transport": transport}
         )
-        with closing(ServerAnswerer("http://other", None, None)) as answerer:
-            repl = Repl(answerer, Conversation("theirs", "be kind"), Person("hi", "/stats"))  # type: ignore[arg-type]
+        with closing(ServerChatModel("http://other", None, None)) as chat_model:
+            repl = Repl(chat_model, Conversation("theirs", "be kind"), Person("hi", "/stats"))  # type: ignore[arg-type]
             repl.run()
         repl.sent = sent  # type: ignore[attr-defined]
         return repl
@@ -169,7 +169,7 @@ def test_the_chat_continues_after_an_error(
 def test_ttft_is_measured_from_the_request(other: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers send the headers of a response together with its first token."""
     now = [10.0]
-    monkeypatch.setattr(answerers, "time", SimpleNamespace(perf_counter=lambda: now[-1]))
+    monkeypatch.setattr(chat_models, "time", SimpleNamespace(perf_counter=lambda: now[-1]))
     replies: list[ChatReply] = []
     monkeypatch.setattr(Statistics, "add", lambda _, reply: replies.append(reply))
     other(delta(content="Yes"), delta("stop"), works=lambda: now.append(10.5))

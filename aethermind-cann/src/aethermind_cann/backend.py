@@ -10,9 +10,9 @@ import torch_npu  # noqa: F401  # registers the device type `npu` with torch
 from aethermind.graph.plan import BATCH_SIZES
 from aethermind.hal.backend import Backend, Capabilities
 from aethermind.hal.communicator import Communicator
+from aethermind.hal.device import DeviceUsage
 from aethermind.hal.dtype import DType
 from aethermind.hal.profiler_ranges import ProfilerRanges
-from aethermind.hal.usage import DeviceUsage
 from aethermind_cann.communicator import HcclCommunicator
 from aethermind_cann.devices import CannDevices
 from aethermind_cann.executable import CannExecutable

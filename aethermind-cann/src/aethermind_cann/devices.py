@@ -10,7 +10,7 @@ __all__ = ["CannDevices"]
 
 
 class CannDevices(CountedDevices):
-    """Keeps the current device itself: torch's current device is per thread."""
+    """The NPUs. The current device is stored here, for all threads; torch's is per thread."""
 
     def __init__(self) -> None:
         super().__init__(int(torch.npu.device_count()), "NPU")

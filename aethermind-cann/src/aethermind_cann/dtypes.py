@@ -10,7 +10,7 @@ __all__ = ["torch_dtype"]
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
-    """The torch dtype of the same name; float8 codes are uint8, because NPUs lack the type."""
+    """Return the torch dtype of the same name; for float8, uint8 with the same bits, because NPUs lack the type."""
     if dtype is DType.FLOAT8_E4M3FN:
         return torch.uint8
     found: torch.dtype = getattr(torch, dtype.label)

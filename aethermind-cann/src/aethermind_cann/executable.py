@@ -23,18 +23,18 @@ from aethermind_cann.streams import CannStream
 __all__ = ["CannExecutable"]
 
 _MAX_CACHED_SIZES = 64
-"""LRU capacity of bound tensors by sizes; a decoding batch uses the same sizes for many steps."""
+"""Sizes of runs whose bound tensors are cached (LRU); the decode steps of a batch have the same sizes."""
 
 
 class _Value(NamedTuple):
-    """A value of a run: an operand and the number of earlier writes to its memory."""
+    """A value of a run: an operand, and the number of earlier writes to its memory (`version`)."""
 
     operand: Operand
     version: int
 
 
 class _Call(NamedTuple):
-    """A step with its bound tensors."""
+    """A step of the plan with the tensors of its operands."""
 
     kernel: Kernel
     function: Callable[..., None]
@@ -45,7 +45,7 @@ class _Call(NamedTuple):
 
 
 class _Bound(NamedTuple):
-    """All steps bound for the sizes of a run, and the host queries of these steps."""
+    """All steps with the tensors for certain sizes, and the device values that these steps read on the host."""
 
     calls: list[_Call]
     queries: HostQueries
@@ -67,11 +67,11 @@ class CannExecutable:
 
     @property
     def num_native_breaks(self) -> int:
-        """Every step: each is called from Python."""
+        """The number of steps: each is called from Python."""
         return len(self._steps)
 
     def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
-        """Enqueue all steps, as one graph for the padded sizes of decode steps."""
+        """Enqueue all steps; decode steps of padded sizes as one captured graph."""
         if self._captured is None or not is_decode_size(self._sizes(symbols), self._max_symbols):
             self.run_steps(symbols, 0, len(self._steps), stream)
             return
@@ -140,7 +140,7 @@ def _call_all(calls: list[_Call], index: int) -> None:
 
 
 def _values_of(plan: Plan) -> list[tuple[list[_Value | None], list[_Value]]]:
-    """The inputs and outputs of each step as values (static single assignment of memory reused within a run)."""
+    """Return the inputs and outputs of each step as values, in SSA form: a write to reused memory makes a new value."""
     versions: dict[tuple[Place, str, int], int] = {}
 
     def memory_key(operand: Operand) -> tuple[Place, str, int]:

@@ -1,4 +1,4 @@
-"""NPU graphs of decode steps: captured once, then launched by one call."""
+"""NPU graphs of decode steps: captured once, then replayed by one call."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from aethermind_cann.run_memo import HostQueries, HostValues, memoised_run
 __all__ = ["NpuGraphCache", "can_capture"]
 
 _MAX_GRAPHS = 32
-"""Capacity: each graph takes device streams, of which there are about two thousand."""
+"""Graphs in the cache. Each graph uses device streams, of which there are about two thousand."""
 _log = get_logger(__name__)
 
 Key = tuple[tuple[int, ...], tuple[Hashable, ...]]
+"""The sizes of a run, and the decisions of its kernels."""
 
 
 def can_capture() -> bool:
@@ -27,11 +28,12 @@ def can_capture() -> bool:
 
 
 class NpuGraphCache:
-    """An LRU cache of 32 graphs, by run sizes and by the decisions that their steps make from values on the host.
+    """An LRU cache of 32 graphs, by sizes and by the decisions that kernels make from device values read on the host.
 
-    The first run of a size records the host queries of its steps. Later runs evaluate them first: the first run with
-    some answers is not captured, because one-time initialisation must not be captured; the next one is. All graphs use
-    the plan's memory and share their temporary allocations, because they run one after another.
+    The first run of certain sizes records which values its kernels read (`HostQueries`). Later runs read them first.
+    The first run with certain decisions is not captured, because one-time initialisation must not be captured; the
+    second is. All graphs use the plan's memory and share their temporary allocations, because they run one after
+    another.
     """
 
     def __init__(self, device: int) -> None:

@@ -62,7 +62,7 @@ class CannAllocator(Allocator):
         return MemoryStats(stats.allocated_bytes, reserved, stats.peak_bytes, stats.num_allocations)
 
     def storage_at(self, address: int) -> tuple[torch.Tensor, int]:
-        """The allocated byte tensor that contains a device address, and the offset in it."""
+        """Return the allocated byte tensor that contains a device address, and the address's offset in it."""
         with self._lock:
             starts = sorted(self._storages)
             start = starts[bisect_right(starts, address) - 1]
@@ -81,7 +81,7 @@ class CannAllocator(Allocator):
 
 
 def bytes_of(tensor: Tensor) -> torch.Tensor:
-    """A flat byte view of a contiguous tensor in device or host memory."""
+    """Return the bytes of a contiguous tensor in device or host memory as a torch tensor, uint8 [nbytes]; no copy."""
     owner = tensor.buffer.owner
     begin = tensor.address - tensor.buffer.address
     if isinstance(owner, torch.Tensor):

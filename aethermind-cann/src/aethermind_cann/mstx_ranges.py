@@ -1,4 +1,4 @@
-"""Ranges of mstx, the annotations of MindStudio's profilers (msprof), which torch_npu has."""
+"""Named ranges of mstx, the annotation API of MindStudio's profilers (msprof), through torch_npu."""
 
 from __future__ import annotations
 

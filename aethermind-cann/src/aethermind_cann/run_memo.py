@@ -1,12 +1,13 @@
-"""Per-run memoisation: results that several kernel calls derive from the same value (lengths on the host, row indices
-of KV cache slots, cosines) are computed once.
+"""Memoisation within a run: results that the kernels of all layers derive from the same value (lengths on the host, row
+indices of KV cache slots, cosines) are computed once.
 
-Every layer of a decoder needs such results. The executable gives each value of a run one tensor object, which
-identifies the value, and clears the memo when the run is submitted.
+The executable makes one tensor object for each value of a run, so the object identifies the value. The memo is cleared
+when the run was submitted.
 
-Copies of device values to the host are recorded, in `HostQueries`: a captured run may be replayed where the reads
-would give the same answers. `host_decision` is for branches of a kernel, `updatable_arguments` for numbers that
-an operator takes from the host and that can be updated in a graph; a run that uses `host_list` cannot be replayed.
+`HostQueries` records the device values that kernels read on the host, because a captured graph may be replayed only
+where these reads have the same results. A kernel reads by `host_decision` for its branches, by `updatable_arguments`
+for host arguments of an operator that can be updated in a graph, and else by `host_list`; a run with the last one
+cannot be replayed.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ T = TypeVar("T")
 D = TypeVar("D", bound=Hashable)
 UpdatedArguments = dict[str, list[int]]
 HostValues = Mapping[int, tuple[torch.Tensor, list[Any]]]
-"""Values with their elements on the host, by the tensor's identity."""
+"""Tensors with their elements on the host, by the id of the tensor object."""
 _thread = threading.local()
 
 
 class HostQueries:
-    """The copies of device values to the host that kernels make in runs with the same dynamic sizes."""
+    """The device values that kernels read on the host in runs of the same sizes, and what they compute from them."""
 
     def __init__(self) -> None:
         self.blocks_replay = False
-        """Whether a kernel reads elements for arbitrary use, so that runs cannot be replayed."""
+        """Whether a kernel reads elements by `host_list`, so that runs cannot be replayed."""
         self._values: dict[int, torch.Tensor] = {}
         self._decisions: dict[tuple[int, Callable[[list[Any]], Hashable]], None] = {}
         self._updates: dict[tuple[int, ...], Callable[..., UpdatedArguments]] = {}
@@ -83,7 +84,7 @@ def memoised_run(queries: HostQueries | None = None, host_values: HostValues | N
 
 
 def memoised(what: object, value: torch.Tensor, compute: Callable[[], T]) -> T:
-    """Return `compute()`, memoised by `what` and this value."""
+    """Return `compute()`, memoised within the run by `what` and this value."""
     memo: dict[Any, tuple[torch.Tensor, T]] | None = getattr(_thread, "memo", None)
     if memo is None:
         return compute()
@@ -94,7 +95,7 @@ def memoised(what: object, value: torch.Tensor, compute: Callable[[], T]) -> T:
 
 
 def host_list(value: torch.Tensor) -> list[Any]:
-    """The elements of a small tensor; synchronises the stream once per run."""
+    """Return the elements of a small tensor; the first call in a run synchronises the stream."""
     if hasattr(_thread, "queries"):
         _thread.queries.blocks_replay = True
     return _elements(value)

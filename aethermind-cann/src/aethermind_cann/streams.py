@@ -1,4 +1,4 @@
-"""torch_npu's streams and events behind the interface of the hardware abstraction layer (HAL)."""
+"""Streams and events of the hardware abstraction layer (HAL), implemented by those of torch_npu."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class CannStreams(StreamManager):
 
 
 class CannEvent(Event):
-    """An event. Its state is that of its last recording."""
+    """An event. Queries and waits are about its last recording."""
 
     def __init__(self, *, timing: bool) -> None:
         self.handle = torch.npu.Event(enable_timing=timing)

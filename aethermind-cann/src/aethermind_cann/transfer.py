@@ -1,4 +1,4 @@
-"""Copies between host and NPUs as bytes, because torch has no bfloat16 NumPy arrays."""
+"""Copies between host and NPUs, as bytes, so that every dtype is copied alike."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CannTransfer(DataTransfer):
         return self._stats
 
     def _stream_of(self, *buffers: Buffer) -> CannStream:
-        """The default stream of the first tensor on a device."""
+        """Return the default stream of the NPU that the first device buffer is on."""
         index = next((buffer.device.index for buffer in buffers if _is_device(buffer)), buffers[0].device.index)
         return self._streams.default(index)
 

@@ -38,7 +38,7 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
     "AetherMindError": "aethermind.errors",
     "AsyncEngine": "aethermind.engine.serving.async_engine",
     "CompletionOutput": "aethermind.engine.requests.output",
@@ -61,11 +61,11 @@ def __getattr__(name: str) -> Any:
 
     if name in ("eager", "errors"):
         return import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    """Return the public names, for completion; most are imported on first use."""
+    """Return the public names, for tab completion; most are imported on first use."""
     return sorted({*__all__, "eager", "errors"})

@@ -1,8 +1,8 @@
 """Cache folders: files that several processes write and read at once, evicted least recently used first.
 
 A file appears under its name only when it is complete (see `atomic_file`). The modification time of a file records its
-last use. Names are digests of all that the contents depend on, so nothing is ever overwritten with other contents;
-readers treat a damaged file as a miss.
+last use. A name is a digest of everything that the contents depend on, so a file is never overwritten with other
+contents. Readers treat a damaged file as a cache miss.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CacheFolder:
             self.path_of(key).unlink()
 
     def create(self) -> None:
-        """Make the folder, readable by its user alone; OSError where that is impossible."""
+        """Make the folder, with access for its user only; OSError if that fails."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def evict(self, nbytes: int = 0) -> None:
@@ -77,8 +77,8 @@ class CacheFolder:
         return atomic_write(self.path_of(key), parts, is_cancelled)
 
     def _fits(self, num_files: int, num_bytes: int) -> bool:
-        has_few_files = self.max_files is None or num_files <= self.max_files
-        return has_few_files and (self.max_bytes is None or num_bytes <= self.max_bytes)
+        fits_max_files = self.max_files is None or num_files <= self.max_files
+        return fits_max_files and (self.max_bytes is None or num_bytes <= self.max_bytes)
 
 
 def files_by_lru(folder: Path, suffix: str) -> list[tuple[Path, int]]:
@@ -106,6 +106,6 @@ def file_fingerprint(path: Path) -> list[Any]:
     return [path.name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
-def digest_of(described: Any) -> str:
+def digest_of(value: Any) -> str:
     """Return a cache key: the first 32 hex digits of the SHA-256 digest of a JSON-serialisable value."""
-    return sha256(json.dumps(described).encode()).hexdigest()[:32]
+    return sha256(json.dumps(value).encode()).hexdigest()[:32]

@@ -28,16 +28,16 @@ NAMES = frozenset(
         "AETHERMIND_PLUGINS",
     }
 )
-"""Variables with names of their own. All others are settings (`AETHERMIND_SECTION__KEY` and short forms) or those of
-plugins.
+"""The variables that this module and `config` read by name. All others are settings (`AETHERMIND_SECTION__KEY` and
+short forms), or belong to plugins.
 """
 
 
 def cache_directory() -> Path:
-    """Return the folder of files that can be made again: `aethermind` under `XDG_CACHE_HOME`, else under `~/.cache`.
+    """Return the folder of caches: `aethermind` under `XDG_CACHE_HOME`, else under `~/.cache`.
 
-    Relative paths are ignored, as the XDG Base Directory Specification says. Users without a home, such as arbitrary
-    user ids in containers, get a path that cannot exist, so nothing is cached.
+    Its files may be deleted at any time. Relative paths are ignored, as the XDG Base Directory Specification says.
+    Users without a home, such as arbitrary user ids in containers, get a path that cannot exist, so nothing is cached.
     """
     return _directory("XDG_CACHE_HOME", "~/.cache")
 
@@ -45,13 +45,13 @@ def cache_directory() -> Path:
 def state_directory() -> Path:
     """Return the folder of persistent state: `aethermind` under `XDG_STATE_HOME`, else under `~/.local/state`.
 
-    See `cache_directory`.
+    Relative paths and users without a home are handled as in `cache_directory`.
     """
     return _directory("XDG_STATE_HOME", "~/.local/state")
 
 
-def _directory(variable: str, usual: str) -> Path:
-    folders = (os.environ.get(variable, ""), os.path.expanduser(usual), os.devnull)
+def _directory(variable: str, default: str) -> Path:
+    folders = (os.environ.get(variable, ""), os.path.expanduser(default), os.devnull)
     return Path(next(filter(os.path.isabs, folders)), "aethermind")
 
 

@@ -100,7 +100,7 @@ class CacheContentError(AetherMindError):
 
 
 class EngineDeadError(AetherMindError):
-    """An engine failed or was closed; its open requests are not answered."""
+    """An engine failed or was closed; its open requests end with this error."""
 
 
 class RequestTimeoutError(AetherMindError):
@@ -116,7 +116,7 @@ class KernelNotFoundError(AetherMindError):
 
 
 class ComputationError(AetherMindError):
-    """A step produced unusable values, such as NaN; the request is not the cause."""
+    """A step produced unusable values, such as logits that are NaN; the request is not the cause."""
 
 
 class KernelError(ComputationError):
@@ -124,4 +124,4 @@ class KernelError(ComputationError):
 
 
 class ContextLengthError(InvalidArgumentError):
-    """A prompt, or a prompt with its answer, does not fit the model's context."""
+    """A prompt, or a prompt with its output, does not fit the model's context."""

@@ -1,4 +1,4 @@
-"""Advice in errors about files that cannot be read."""
+"""Advice for error messages about files that cannot be read: permissions, disk errors, pointers of Git LFS."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def remedy(path: Path, error: BaseException | None = None, *, otherwise: str = "Fetch the file again.") -> str:
-    """Return what to do about a file that cannot be read: `otherwise`, unless the cause is known.
+    """Return the advice for a file that cannot be read: one sentence for a known cause, else `otherwise`.
 
-    Known causes are permissions, errors of the system, and pointers of Git LFS. `error` is what was raised; libraries
-    in other languages raise untyped errors, so its text counts as well.
+    Known causes are missing permissions, OSErrors, and a Git LFS pointer in place of the file. `error` is the exception
+    that was raised. Its text is examined too, because native libraries raise untyped errors.
     """
     if isinstance(error, PermissionError) or "os error 13" in str(error):
         return "Let this user read it: chmod u+r, or sudo chown."
     if isinstance(error, OSError):
         return "Check the path and the disk."
-    return _pointer_remedy(path) or otherwise
+    return _lfs_remedy(path) or otherwise
 
 
-def _pointer_remedy(path: Path) -> str | None:
+def _lfs_remedy(path: Path) -> str | None:
     try:
         with path.open("rb") as file:
             is_pointer = file.read(len(_LFS_POINTER)) == _LFS_POINTER

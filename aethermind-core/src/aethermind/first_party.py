@@ -1,4 +1,4 @@
-"""First-party packages, which are released with the core: what each provides, and the command that installs it.
+"""First-party packages, which are released with the core: the names that each provides, and how to install it.
 
 An installation may lack any of them. A message about a missing architecture or device then names the package that
 provides it. Tests compare this table with what the packages register.
@@ -14,10 +14,11 @@ from typing import Literal
 
 from aethermind import env
 
-__all__ = ["FIRST_PARTY", "Kind", "how_to_get", "pip_install", "provider_of"]
+__all__ = ["FIRST_PARTY", "Kind", "install_advice", "pip_install_command", "provider_of"]
 
 Kind = Literal["architecture", "device", "gguf", "model"]
-"""The kinds of names: an architecture in config.json, a device, a GGUF `general.architecture`, a bundled model."""
+"""The kinds of provided names: an architecture in config.json, a device, a GGUF `general.architecture`, a bundled
+model."""
 
 FIRST_PARTY: Mapping[str, Mapping[Kind, tuple[str, ...]]] = {
     "aethermind-bert": {
@@ -207,16 +208,17 @@ def provider_of(kind: Kind, name: str) -> str | None:
     return next((package for package, names in FIRST_PARTY.items() if name in names.get(kind, ())), None)
 
 
-def how_to_get(kind: Kind, name: str, *, otherwise: str) -> str:
-    """Say which command installs the package that provides a name, or why an installed one is not used.
+def install_advice(kind: Kind, name: str, *, otherwise: str) -> str:
+    """Return the end of an error about a missing name: the command that installs the package which provides it.
 
-    `otherwise` is the advice for a name that no first-party package provides.
+    If that package is installed, it says why the package was not loaded. `otherwise` is the advice for a name that no
+    first-party package provides.
     """
     package = provider_of(kind, name)
     if package is None:
         return f"No package that provides it is known. {otherwise}"
     if not _is_installed(package):
-        return f"{package} provides it; install it with `{pip_install(package)}`."
+        return f"{package} provides it; install it with `{pip_install_command(package)}`."
     allowed = env.plugin_allow_list()
     plugin = package.removeprefix("aethermind-")
     if allowed is not None and plugin not in allowed:
@@ -224,21 +226,21 @@ def how_to_get(kind: Kind, name: str, *, otherwise: str) -> str:
     return f"{package} provides it and is installed, but was not loaded; `aethermind plugins list` says why."
 
 
-def pip_install(requirement: str) -> str:
-    """The command that installs a first-party package, such as `aethermind[serve]`, quoted for a shell.
+def pip_install_command(requirement: str) -> str:
+    """Return the command that installs a first-party package, such as `aethermind[serve]`, quoted for a shell.
 
     If the core was installed from a clone, the package comes from that clone, since an index may not have it.
     """
     name, bracket, extras = requirement.partition("[")
-    clone = _clone()
+    clone = _source_tree()
     folder = None if clone is None else clone if name == "aethermind" else clone / name
     if folder is not None and (folder / "pyproject.toml").is_file():
         requirement = f"{folder}{bracket}{extras}"
     return f"pip install {shlex.quote(requirement)}"
 
 
-def _clone() -> Path | None:
-    """The source tree that the core was installed from (PEP 610), if it still exists."""
+def _source_tree() -> Path | None:
+    """Return the source tree that the core was installed from (PEP 610), or None if there is none any more."""
     import json
     from urllib.parse import unquote, urlsplit
 

@@ -136,10 +136,10 @@ class LLM:
 
     def num_cached_tokens(self, prompt: Prompt, *, adapter: str | None = None, cache_salt: bytes = b"") -> int:
         """Return how many tokens of a prompt the prefix cache has, so that they need not be computed."""
-        read = self._read(prompt)
+        engine_prompt = self._read_prompt(prompt)
         extra_key = self.engine.compiled.choose_adapter(adapter or "").key + cache_salt
         with self.engine.lock:
-            return self.cache.query(read.token_ids, extra_key)
+            return self.cache.query(engine_prompt.token_ids, extra_key)
 
     def list_sessions(self) -> list[SessionInfo]:
         """Describe the conversations (`RequestOptions.session`) whose keys and values are kept, or saved in files."""
@@ -147,21 +147,21 @@ class LLM:
 
     def save_session(self, name: str) -> SessionInfo:
         """Write the keys and values of a session to `session_dir`; InvalidArgumentError if there is no such session."""
-        return self._session("save", name)
+        return self._manage_session("save", name)
 
     def load_session(self, name: str) -> SessionInfo:
-        """Load a session from `session_dir`. A request of a session that is not in memory does so by itself."""
-        return self._session("load", name)
+        """Load a session from `session_dir`. A request of a session that is not in memory loads it automatically."""
+        return self._manage_session("load", name)
 
     def delete_session(self, name: str) -> SessionInfo:
         """Delete a session from memory and from `session_dir`; returns what was deleted."""
-        return self._session("delete", name)
+        return self._manage_session("delete", name)
 
     def protect_session(self, name: str, is_protected: bool = True) -> SessionInfo:
-        """Keep a session in device memory: it neither expires nor is swapped out; or lift that protection."""
-        return self._session("protect" if is_protected else "unprotect", name)
+        """Keep a session in device memory: it neither expires nor is swapped out. False lifts the protection."""
+        return self._manage_session("protect" if is_protected else "unprotect", name)
 
-    def _session(self, action: str, name: str) -> SessionInfo:
+    def _manage_session(self, action: str, name: str) -> SessionInfo:
         found = self.engine.manage_session(action, name)
         if not found:
             raise InvalidArgumentError(f"There is no session {name!r:.80} to {action}; list_sessions shows all.")
@@ -205,10 +205,12 @@ class LLM:
         `on_output` is called with the output of a request after each step in which it has grown. `use_tqdm` shows a
         progress bar on stderr.
         """
-        items = _listed(prompts)
-        given = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        prompt_list = _as_list(prompts)
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         ids = self._add_all(
-            items, _one_each(items, given, "sampling_params", SamplingParams), _options_for(items, options, adapter)
+            prompt_list,
+            _one_per_prompt(prompt_list, params, "sampling_params", SamplingParams),
+            _options_for(prompt_list, options, adapter),
         )
         finished: dict[str, RequestOutput] = {}
         with (
@@ -219,7 +221,7 @@ class LLM:
                 if on_output is not None:
                     on_output(output)
                 if output.finished:
-                    finished[output.request_id] = _checked(output)
+                    finished[output.request_id] = _raise_if_aborted(output)
                     advance()
         return [finished[request_id] for request_id in ids]
 
@@ -232,7 +234,7 @@ class LLM:
         options: RequestOptions = _NO_OPTIONS,
         adapter: str | None = None,
     ) -> Generator[RequestOutput, None, None]:
-        """Answer one prompt; yields the output whenever it has grown. Closing the iterator ends the request."""
+        """Answer one prompt; yields the output whenever it has grown. Closing the iterator aborts the request."""
         yield from self._stream(prompt, sampling_params, options, adapter)
 
     def _stream(
@@ -246,7 +248,7 @@ class LLM:
         ids = self._add_all([prompt], [params], _options_for([prompt], options, adapter))
         with closing(self._outputs(ids)) as outputs:
             for output in outputs:
-                yield _checked(output)
+                yield _raise_if_aborted(output)
 
     @short_traceback
     @with_options(TemplateOptions, {"add_generation_prompt": True}, title="Template options")
@@ -267,7 +269,7 @@ class LLM:
         `chat_template`, `add_generation_prompt`, `tools` and `chat_template_kwargs`, see `text.chat_prompt`.
         """
         is_single = isinstance(messages, Sequence) and any(isinstance(message, Mapping) for message in messages)
-        conversations: Any = [messages] if is_single else _listed(messages)
+        conversations: Any = [messages] if is_single else _as_list(messages)
         prompts = [chat_prompt(self.tokenizer, conversation, **template) for conversation in conversations]
         return self.generate(
             prompts, sampling_params, options=options, adapter=adapter, use_tqdm=use_tqdm, on_output=on_output
@@ -287,7 +289,8 @@ class LLM:
     ) -> Generator[RequestOutput, None, None]:
         """Answer one conversation like `chat`; yields like `stream`.
 
-        With a `memory` of the conversation, its earlier answers keep the tokens with which they were generated.
+        `memory` holds the tokens of the conversation's earlier answers as they were generated, so that the prefix cache
+        finds them; tokenising their text again could give others.
         """
         text = chat_prompt(self.tokenizer, messages, **template)
         token_ids = self.tokenizer.encode(text) if memory is None else memory.encode(text)
@@ -319,13 +322,13 @@ class LLM:
         the prompts.
         """
         vectors = []
-        for prompt in _listed(prompts):
-            token_ids = self._read(TextToEmbed.of(prompt)).tokens_to_embed()
+        for prompt in _as_list(prompts):
+            token_ids = self._read_prompt(TextToEmbed.of(prompt)).tokens_to_embed()
             vectors.append(self.engine.embed(token_ids, pooling, is_normalized=normalize, adapter=adapter or ""))
             self.engine.lock.yield_lock()
         return vectors
 
-    def _read(self, prompt: Prompt | EnginePrompt) -> EnginePrompt:
+    def _read_prompt(self, prompt: Prompt | EnginePrompt) -> EnginePrompt:
         if self.engine.is_closed:
             raise InvalidArgumentError("This LLM was closed; make another one.")
         return self.engine.prompts.read(prompt)
@@ -338,15 +341,15 @@ class LLM:
         open_ids = set(ids)
         try:
             while open_ids:
-                for output in self._next(open_ids, only_last):
+                for output in self._next_outputs(open_ids, only_last):
                     if output.finished:
                         open_ids.remove(output.request_id)
                     yield output
         finally:
-            self._forget(ids)
+            self._abort_open(ids)
 
-    def _next(self, ids: Collection[str], only_last: bool) -> list[RequestOutput]:
-        """Step the engine until some of these requests have new output. Other callers may have requests open, too."""
+    def _next_outputs(self, ids: Collection[str], only_last: bool) -> list[RequestOutput]:
+        """Run steps until some of these requests have new outputs, and return those. Others may have requests open."""
         engine = self.engine
         while True:
             with engine.lock:
@@ -355,11 +358,11 @@ class LLM:
                 if engine.is_closed:
                     raise AetherMindError("This LLM was closed before the request was answered.")
                 if not engine.has_unfinished:
-                    raise AetherMindError(_aborted(*ids))
+                    raise AetherMindError(_aborted_message(*ids))
                 engine.advance()
             engine.lock.yield_lock()
 
-    def _forget(self, ids: Sequence[str]) -> None:
+    def _abort_open(self, ids: Sequence[str]) -> None:
         with self.engine.lock:
             for request_id in ids:
                 if self._pending.drop(request_id):
@@ -371,31 +374,31 @@ class LLM:
         params: Sequence[SamplingParams],
         options: Sequence[RequestOptions],
     ) -> list[str]:
-        """Add requests for all prompts, or for none if one fails."""
+        """Add a request for each prompt and return their ids; if one fails, abort those that were added."""
         ids: list[str] = []
         try:
-            for prompt, given_params, own_options in zip(prompts, params, options, strict=True):
-                read = self._read(prompt)
+            for prompt, prompt_params, prompt_options in zip(prompts, params, options, strict=True):
+                engine_prompt = self._read_prompt(prompt)
                 with self.engine.lock:
                     request_id = self.engine.free_id()
                     ids.append(request_id)
                     self._pending.open(request_id)
                     self.engine.add_request(
                         request_id,
-                        read.token_ids,
-                        given_params,
-                        prompt=read.text,
-                        embeddings=read.embeddings,
-                        options=own_options,
-                        is_chat=read.is_chat,
+                        engine_prompt.token_ids,
+                        prompt_params,
+                        prompt=engine_prompt.text,
+                        embeddings=engine_prompt.embeddings,
+                        options=prompt_options,
+                        is_chat=engine_prompt.is_chat,
                     )
         except BaseException:  # Ctrl-C and a plugin's own errors, too
-            self._forget(ids)
+            self._abort_open(ids)
             raise
         return ids
 
 
-def _listed(prompts: Any) -> list[Prompt]:
+def _as_list(prompts: Any) -> list[Prompt]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, Iterable):
@@ -406,7 +409,9 @@ def _listed(prompts: Any) -> list[Prompt]:
 
 
 def _options_for(prompts: Sequence[Prompt | EnginePrompt], given: Any, adapter: Any) -> list[RequestOptions]:
-    options = [_NO_OPTIONS] * len(prompts) if given is None else _one_each(prompts, given, "options", RequestOptions)
+    options = (
+        [_NO_OPTIONS] * len(prompts) if given is None else _one_per_prompt(prompts, given, "options", RequestOptions)
+    )
     if adapter is None:
         return options
     names = [adapter] * len(prompts) if isinstance(adapter, str) else adapter
@@ -420,8 +425,8 @@ def _options_for(prompts: Sequence[Prompt | EnginePrompt], given: Any, adapter: 
     ]
 
 
-def _one_each(prompts: Sequence[Prompt | EnginePrompt], given: Any, name: str, kind: type[_T]) -> list[_T]:
-    """A value for each prompt, from one for all or from a list."""
+def _one_per_prompt(prompts: Sequence[Prompt | EnginePrompt], given: Any, name: str, kind: type[_T]) -> list[_T]:
+    """Return a list with a value for each prompt, from one value for all or from such a list."""
     if isinstance(given, kind):
         return [given] * len(prompts)
     if not isinstance(given, Sequence) or not all(isinstance(value, kind) for value in given):
@@ -437,13 +442,13 @@ def _one_each(prompts: Sequence[Prompt | EnginePrompt], given: Any, name: str, k
     return list(given)
 
 
-def _checked(output: RequestOutput) -> RequestOutput:
-    """The output; raises if the engine or another user of it aborted the request."""
+def _raise_if_aborted(output: RequestOutput) -> RequestOutput:
+    """Return the output; AetherMindError if the request failed, or if the engine or another user of it aborted it."""
     output.raise_error()
-    if output.finished and any(answer.finish_reason == "abort" for answer in output.outputs):
-        raise AetherMindError(_aborted(output.request_id))
+    if output.finished and any(completion.finish_reason == "abort" for completion in output.outputs):
+        raise AetherMindError(_aborted_message(output.request_id))
     return output
 
 
-def _aborted(*request_ids: str) -> str:
+def _aborted_message(*request_ids: str) -> str:
     return f"Request {', '.join(sorted(request_ids))} was aborted before it was answered."

@@ -1,7 +1,8 @@
-"""Logging: one logger a module, all of them under `aethermind`; only the command line installs a handler.
+"""Logging: one logger per module, all of them below `aethermind`; only the command line installs a handler.
 
-Structured fields are passed as `extra={"fields": {...}}` of a record: text has them after the message as `name=value`,
-JSON as members. `extra={"in_message": {...}}` names fields that are in the message already, which text does not repeat.
+A record has structured fields by `extra={"fields": {...}}`: lines of text have them after the message as `name=value`,
+JSON objects have them as members. `extra={"in_message": {...}}` names the fields that the message itself contains;
+lines of text do not repeat these.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 
 _LIBRARIES = ("uvicorn", "asyncio")
-"""Libraries of the server whose records are shown, too."""
+"""Libraries of the server whose records are written, too."""
 
 _MAX_QUEUED = 10_000
 """Lines that are queued while stderr is not read; further ones are dropped."""
@@ -93,17 +94,17 @@ def set_level(name: str) -> None:
 
 
 class _BackgroundHandler(logging.Handler):
-    """Writes what another handler would, in a thread of its own. Only the exit of the process waits for it."""
+    """Writes the records of another handler in a thread. Only the exit of the process waits for it."""
 
-    def __init__(self, other: logging.StreamHandler[TextIO]) -> None:
-        super().__init__(other.level)
-        self.setFormatter(other.formatter)
-        self._stream = other.stream
+    def __init__(self, handler: logging.StreamHandler[TextIO]) -> None:
+        super().__init__(handler.level)
+        self.setFormatter(handler.formatter)
+        self._stream = handler.stream
         self._lines: list[str] = []
         self._num_dropped = 0
         self._is_writing = False
         self._changed = threading.Condition()
-        threading.Thread(target=self._write_on, name="log", daemon=True).start()
+        threading.Thread(target=self._write_queued, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue the record, unless too many are queued."""
@@ -120,7 +121,7 @@ class _BackgroundHandler(logging.Handler):
         with self._changed:
             self._changed.wait_for(lambda: not (self._lines or self._is_writing), _FLUSH_TIMEOUT_S)
 
-    def _write_on(self) -> None:
+    def _write_queued(self) -> None:
         while True:
             with self._changed:
                 self._is_writing = False
@@ -138,35 +139,35 @@ class _BackgroundHandler(logging.Handler):
         """Write to the file descriptor: a stream that blocks while holding its lock would keep the process alive."""
         try:
             file = self._stream.fileno()
-        except (OSError, ValueError):  # it is not a file, but a stream of a test
+        except (OSError, ValueError):  # a stream without a file descriptor, such as a StringIO
             self._stream.write(text)
             return
-        left = memoryview(text.encode(self._stream.encoding or "utf-8", "backslashreplace"))
-        while left:
-            left = left[os.write(file, left) :]
+        remaining = memoryview(text.encode(self._stream.encoding or "utf-8", "backslashreplace"))
+        while remaining:
+            remaining = remaining[os.write(file, remaining) :]
 
 
 class _TextFormatter(logging.Formatter):
-    """`I aethermind.server: message name=value`, for people; with `%(asctime)s` before it, the local time."""
+    """Lines such as `I aethermind.server: message name=value`; the prefix `%(asctime)s ` is the local time."""
 
     default_msec_format = "%s.%03d"
 
-    def __init__(self, before: str = "") -> None:
-        super().__init__(f"{before}%(levelname).1s %(name)s: %(message)s")
+    def __init__(self, prefix: str = "") -> None:
+        super().__init__(f"{prefix}%(levelname).1s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
-        """The line, with the fields after the message."""
+        """Return the line, with the fields after the message."""
         in_message: Collection[str] = getattr(record, "in_message", ())
         fields: dict[str, Any] = getattr(record, "fields", {})
-        rest = (f"{name}={quoted(value)}" for name, value in fields.items() if name not in in_message)
-        return " ".join([super().formatMessage(record), *rest])
+        appended = (f"{name}={quoted(value)}" for name, value in fields.items() if name not in in_message)
+        return " ".join([super().formatMessage(record), *appended])
 
 
 class _JsonFormatter(logging.Formatter):
-    """One JSON object per line, for programs."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """`time` is UTC in RFC 3339's form; `exception`, where there is one, holds the traceback."""
+        """Return the object; `time` is UTC in RFC 3339's form, `exception` the traceback, if there is one."""
         import json
         from datetime import UTC, datetime
 

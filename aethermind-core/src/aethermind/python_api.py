@@ -20,10 +20,10 @@ from aethermind.log import get_logger
 
 __all__ = [
     "ProgressBar",
-    "describe_options",
+    "append_options",
     "document_fields",
     "field_docs",
-    "listed_options",
+    "format_options",
     "short_traceback",
     "with_options",
 ]
@@ -34,7 +34,7 @@ _UNEXPECTED = re.compile(r"got an unexpected keyword argument '(\w+)'")
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """Return the docstrings of a class's fields by name, which are below each in the source."""
+    """Return the docstrings of a class's fields by name: the string literals below the fields in the source."""
     try:
         source = Path(str(sys.modules[cls.__module__].__file__)).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -43,8 +43,8 @@ def field_docs(cls: type) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in _FIELD.findall(found[0])} if found else {}
 
 
-def listed_options(docs: Mapping[str, str], defaults: Mapping[str, Any]) -> str:
-    """Return options as a section of a docstring: one line each with name, default and meaning."""
+def format_options(docs: Mapping[str, str], defaults: Mapping[str, Any]) -> str:
+    """Return the lines of a docstring's section on options: name, default and description of each."""
     lines = (
         f"    {name}{f' (default {defaults[name]!r})' if name in defaults else ''}: {text}"
         for name, text in docs.items()
@@ -55,12 +55,12 @@ def listed_options(docs: Mapping[str, str], defaults: Mapping[str, Any]) -> str:
 def document_fields(cls: type) -> None:
     """Add the docstrings of fields to that of their class, for `help` and notebooks."""
     docs = {name: text for name, text in field_docs(cls).items() if not text.startswith("Derived")}
-    describe_options(cls, docs, _constructor_defaults(cls), title="Fields")
+    append_options(cls, docs, _constructor_defaults(cls), title="Fields")
 
 
-def describe_options(cls: type, docs: Mapping[str, str], defaults: Mapping[str, Any], *, title: str) -> None:
-    """Append options with their defaults and meaning to a class's docstring."""
-    cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\n{title}:\n{listed_options(docs, defaults)}"
+def append_options(cls: type, docs: Mapping[str, str], defaults: Mapping[str, Any], *, title: str) -> None:
+    """Append a section to a class's docstring: options with their defaults and descriptions."""
+    cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n\n{title}:\n{format_options(docs, defaults)}"
 
 
 def with_options(
@@ -68,24 +68,29 @@ def with_options(
 ) -> Callable[[_F], _F]:
     """Show the keys of a TypedDict in the signature and the docstring of a function that takes them as `**options`.
 
-    `docs` says what they mean; None takes the text below each in the source.
+    `docs` describes them by name; None takes the docstrings of the TypedDict's fields.
     """
-    meaning = field_docs(options) if docs is None else docs
+    descriptions = field_docs(options) if docs is None else docs
 
     def decorate(function: _F) -> _F:
-        shown = inspect.signature(function)
+        original = inspect.signature(function)
         kept = [
-            parameter for parameter in shown.parameters.values() if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+            parameter
+            for parameter in original.parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
         ]
         added = [
             inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=_as_text(annotation)
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=defaults.get(name),
+                annotation=_annotation_text(annotation),
             )
             for name, annotation in options.__annotations__.items()
         ]
-        function.__signature__ = shown.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
+        function.__signature__ = original.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
         text = inspect.cleandoc(function.__doc__ or "")
-        function.__doc__ = f"{text}\n\n{title}:\n{listed_options(meaning, defaults)}"
+        function.__doc__ = f"{text}\n\n{title}:\n{format_options(descriptions, defaults)}"
         return function
 
     return decorate
@@ -103,7 +108,7 @@ def short_traceback(function: _F) -> _F:
             try:
                 return (yield from function(*args, **options))
             except AetherMindError as error:
-                _forget_frames(error)
+                _drop_traceback(error)
                 raise
 
         return generate  # type: ignore[return-value]
@@ -113,22 +118,22 @@ def short_traceback(function: _F) -> _F:
         try:
             return function(*args, **options)
         except AetherMindError as error:
-            _forget_frames(error)
+            _drop_traceback(error)
             raise  # adds no entry for this frame
         except TypeError as error:
-            _suggest(error, function)
+            _suggest_argument(error, function)
             raise
 
     return call  # type: ignore[return-value]
 
 
-def _forget_frames(error: AetherMindError) -> None:
+def _drop_traceback(error: AetherMindError) -> None:
     if not get_logger("aethermind").isEnabledFor(logging.DEBUG):
         error.__traceback__ = None
         error.__cause__, error.__suppress_context__ = None, True
 
 
-def _suggest(error: TypeError, function: Callable[..., Any]) -> None:
+def _suggest_argument(error: TypeError, function: Callable[..., Any]) -> None:
     """Add the nearest argument to the message of a TypeError about an unknown one."""
     trace = error.__traceback__
     unexpected = _UNEXPECTED.search(str(error))
@@ -140,8 +145,8 @@ def _suggest(error: TypeError, function: Callable[..., Any]) -> None:
     error.__traceback__ = None
 
 
-def _as_text(annotation: Any) -> Any:
-    """Return the text of an annotation that is a forward reference."""
+def _annotation_text(annotation: Any) -> Any:
+    """Return the source text of an annotation that is a forward reference; others unchanged."""
     return getattr(annotation, "__forward_arg__", annotation)
 
 
@@ -158,9 +163,11 @@ _BAR_WIDTH = 40
 
 
 class ProgressBar:
-    """A bar of `total` steps on stderr, or nothing. Entering it returns the function that advances it. Mutable.
+    """A progress bar of `total` steps on stderr, drawn if `is_shown`. Mutable.
 
-    In a notebook it is a line of text that is rewritten, because rich shows nothing there without ipywidgets.
+    Entering it returns a function that advances it by one.
+
+    In a notebook the bar is a line of text, because rich draws nothing there without ipywidgets.
     """
 
     def __init__(self, total: int, is_shown: bool) -> None:
@@ -189,7 +196,7 @@ class ProgressBar:
 
 
 class _TextBar:
-    """A line of text that is rewritten at each step. Mutable."""
+    """A bar drawn as a line of text, which is rewritten at each step. Mutable."""
 
     def __init__(self, total: int, stream: TextIO) -> None:
         self._total = total
@@ -197,16 +204,19 @@ class _TextBar:
         self._done = 0
 
     def start(self) -> None:
+        """Draw the bar."""
         num_full = _BAR_WIDTH * self._done // max(self._total, 1)
         bar = "#" * num_full + "." * (_BAR_WIDTH - num_full)
         self._stream.write(f"\rProcessed prompts [{bar}] {self._done} of {self._total}")
         self._stream.flush()
 
     def advance(self) -> None:
+        """Count one step and draw the bar again."""
         self._done += 1
         self.start()
 
     def stop(self) -> None:
+        """End the line."""
         self._stream.write("\n")
         self._stream.flush()
 

@@ -10,9 +10,8 @@ from aethermind.errors import InvalidArgumentError
 from aethermind.graph.executor import MemoryMap
 from aethermind.graph.plan import Plan
 from aethermind.hal.backend import Backend, Capabilities, MeasuredLimits
-from aethermind.hal.device import DeviceId
+from aethermind.hal.device import DeviceId, DeviceUsage
 from aethermind.hal.dtype import DType
-from aethermind.hal.usage import DeviceUsage
 from aethermind_cpu import _native
 from aethermind_cpu.allocator import CpuAllocator
 from aethermind_cpu.devices import (

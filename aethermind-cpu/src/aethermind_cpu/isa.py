@@ -65,9 +65,11 @@ def built_levels() -> tuple[Isa, ...]:
 
 def how_to_build_all() -> str:
     """Return the command that installs all levels of the architecture."""
-    from aethermind.first_party import pip_install
+    from aethermind.first_party import pip_install_command
 
-    return f"AETHERMIND_CPU_LEVELS=all {pip_install('aethermind-cpu')} --force-reinstall --no-deps --no-cache-dir"
+    return (
+        f"AETHERMIND_CPU_LEVELS=all {pip_install_command('aethermind-cpu')} --force-reinstall --no-deps --no-cache-dir"
+    )
 
 
 def isa_limit(features: Collection[str] | None = None, built: Collection[Isa] | None = None) -> Isa:

@@ -10,11 +10,11 @@ from typing import Any
 from aethermind.graph.plan import BATCH_SIZES
 from aethermind.hal.backend import Backend, Capabilities, MeasuredLimits
 from aethermind.hal.communicator import Communicator
+from aethermind.hal.device import DeviceUsage
 from aethermind.hal.dtype import DType
 from aethermind.hal.profiler_ranges import ProfilerRanges
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import Tensor
-from aethermind.hal.usage import DeviceUsage
 from aethermind_cuda.devices import CudaDevices
 from aethermind_cuda.driver import Driver
 from aethermind_cuda.executable import CudaExecutable

@@ -10,7 +10,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
-from aethermind.hal.usage import DeviceUsage
+from aethermind.hal.device import DeviceUsage
 
 __all__ = ["Nvml", "find_nvml"]
 

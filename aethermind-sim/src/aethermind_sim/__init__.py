@@ -1,1 +1,1 @@
-"""A simulated accelerator: two devices whose memory the host cannot reach and whose streams run late."""
+"""A simulated accelerator: two devices whose memory the host cannot access and whose streams run late."""

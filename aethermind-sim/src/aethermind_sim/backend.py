@@ -7,8 +7,8 @@ from typing import Any
 
 from aethermind.errors import InvalidArgumentError
 from aethermind.hal.backend import Backend, Capabilities
+from aethermind.hal.device import DeviceUsage
 from aethermind.hal.dtype import DType
-from aethermind.hal.usage import DeviceUsage
 from aethermind_sim.devices import SimDevices
 from aethermind_sim.executable import SimExecutable
 from aethermind_sim.faults import Faults, parse_faults
@@ -21,7 +21,7 @@ __all__ = ["SimBackend", "open_backend"]
 
 
 class SimBackend(Backend):
-    """Two simulated devices with seeded scheduling: the same calls in one thread are executed in the same order.
+    """Two simulated devices. `seed` determines the order of work: the same calls in one thread run in the same order.
 
     `faults.inject` injects faults. With `memory_bytes` each device has that much memory and reports what is free;
     without, devices use the host's memory.
@@ -50,7 +50,7 @@ class SimBackend(Backend):
             self.devices.synchronize(index)
 
     def free_memory(self) -> int | None:
-        """`memory_bytes` less what is allocated on the device; None without a limit."""
+        """Return `memory_bytes` minus the bytes allocated on the current device; None without `memory_bytes`."""
         return self._memory_bytes and self._memory_bytes - self.allocator.device_bytes()
 
     def usage(self, index: int) -> DeviceUsage:

@@ -1,4 +1,4 @@
-"""Executables of plans: every step is one piece of work, during which the memory of its operands is accessible."""
+"""Executables of plans: each step is one piece of work, and the memory of its operands is accessible only during it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_CACHED_SIZES = 16
 
 
 class _BoundStep:
-    """A step of one run with the addresses of its operands, whose memory the plan's owner keeps alive."""
+    """A step with the addresses of its operands for certain sizes. The owner of the plan keeps their memory alive."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class _BoundStep:
             self._step.kernel.call(inputs, [self._array(*bound) for bound in self._outputs], self._step.attributes)
 
     def _array(self, operand: Operand, address: int) -> Any:
-        """A view of an operand, valid only while its span is open."""
+        """Return an operand as an array, valid only while its memory is accessible."""
         return array_at(address, operand, self._sizes)
 
 
@@ -70,7 +70,7 @@ class SimExecutable:
 
     @property
     def num_native_breaks(self) -> int:
-        """Every step: none is native."""
+        """The number of steps: none is native."""
         return len(self._plan.steps)
 
     def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
@@ -84,7 +84,7 @@ class SimExecutable:
             stream.submit(partial(step.run, stream.device))
 
     def _steps(self, symbols: tuple[int, ...]) -> list[_BoundStep]:
-        """Bind the steps for a run, cached by sizes."""
+        """Return the steps bound to addresses for these sizes of symbolic dims; those of recent sizes are cached."""
         if symbols not in self._bound:
             sizes = dict(zip(self._plan.symbols, symbols, strict=True))
             address = addresses_in_run(self._plan, self._memory, sizes)

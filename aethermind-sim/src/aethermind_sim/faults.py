@@ -9,7 +9,7 @@ from aethermind.errors import DeviceError, InvalidArgumentError
 __all__ = ["FAULTS", "Faults", "parse_faults"]
 
 FAULTS = ("allocation", "copy", "lost")
-"""An allocation of device or host memory; a copy or fill; a device loss at a piece of work."""
+"""The kinds of faults: a failing allocation, a failing copy or fill, and the loss of the device."""
 
 
 class Faults:
@@ -43,7 +43,7 @@ class Faults:
             raise DeviceError("A copy of the simulated device failed: an injected fault.")
 
     def check_work(self) -> None:
-        """Count a piece of work; DeviceError from the one on that loses the device."""
+        """Count a piece of work; DeviceError at the one that loses the device, and from then on."""
         self._is_lost = self._is_lost or self.is_due("lost")
         self.check_present()
 

@@ -74,12 +74,12 @@ class Region:
         _libc.munmap(self._base, self._span + mmap.PAGESIZE)
 
     def _bytes_before_guard(self, address: int, nbytes: int) -> int:
-        """The number of bytes before the guard page."""
+        """Return the part of `nbytes` that lies before the guard page."""
         return min(nbytes, self._base + self._span - address)
 
 
 class Span(NamedTuple):
-    """The bytes of a region that a piece of work accesses."""
+    """The bytes of a region that a piece of work reads, or writes if `is_written`."""
 
     region: Region
     address: int

@@ -1,11 +1,11 @@
-"""Streams and events of the simulated timeline."""
+"""Streams and events of the simulated devices, on the timeline's queues."""
 
 from __future__ import annotations
 
 from aethermind.errors import DeviceError
 from aethermind.hal.stream import Event, EventManager, Stream, StreamManager
 from aethermind_sim.devices import SimDevices
-from aethermind_sim.timeline import Mark, Queue, Timeline, Work
+from aethermind_sim.timeline import Marker, Queue, Timeline, Work
 
 __all__ = ["SimEvent", "SimEvents", "SimStream", "SimStreams"]
 
@@ -20,16 +20,16 @@ class SimStream(Stream):
         self._is_destroyed = False
 
     def submit(self, work: Work) -> None:
-        """Queue work, which must not keep alive what its submitter has to keep alive."""
+        """Queue work, which must not keep buffers alive: the caller has to, and tests detect it if it does not."""
         self._check()
         self._timeline.submit(self._queue, work)
 
-    def mark(self) -> Mark:
-        """A mark after everything submitted so far."""
+    def marker(self) -> Marker:
+        """A marker after everything submitted so far."""
         self._check()
-        mark = Mark(self._queue)
-        self._timeline.submit(self._queue, mark)
-        return mark
+        marker = Marker(self._queue)
+        self._timeline.submit(self._queue, marker)
+        return marker
 
     def query(self) -> bool:
         self._check()
@@ -73,16 +73,16 @@ class SimStreams(StreamManager):
 
 
 class SimEvent(Event):
-    """An event: its last recorded mark. Waiting refers to the mark at the time of the call."""
+    """An event: its last recorded marker. A wait is for the marker that is the last one when the wait is called."""
 
     def __init__(self, timeline: Timeline, *, timing: bool) -> None:
-        self.latest: Mark | None = None
+        self.latest: Marker | None = None
         self._timeline = timeline
         self._has_timing = timing
 
     def record(self, stream: Stream) -> None:
         assert isinstance(stream, SimStream), "the stream is of another backend"
-        self.latest = stream.mark()
+        self.latest = stream.marker()
 
     def query(self) -> bool:
         self._timeline.poll()

@@ -1,8 +1,8 @@
-"""A seeded scheduler of simulated work: it runs late, in any order that streams and events permit.
+"""A seeded scheduler of simulated work, which runs late and in any order that streams and events permit.
 
-Work is queued and runs only when a caller waits for something. Then the devices run only what the wait requires,
-everything else first, or a random selection. A program with missing synchronisation fails under some of a few seeds,
-and reproducibly under the same seed.
+Work is queued and runs only when a caller waits for something. Then the devices run only the work that the wait
+requires, or all other work first, or work at random. A program with missing synchronisation fails under some of a few
+seeds, and reproducibly under the same seed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ from threading import RLock
 from aethermind.errors import DeviceError
 from aethermind_sim.faults import Faults
 
-__all__ = ["Mark", "Queue", "Timeline"]
+__all__ = ["Marker", "Queue", "Timeline"]
 
 Work = Callable[[], None]
+"""A kernel call or copy, to be run by a simulated device."""
 
 
-class Mark:
-    """A position in a queue; `error` is the error of the work before it, if any failed."""
+class Marker:
+    """A position in a queue, for events; `error` is the error of the work before it, if any failed.
+
+    `reached_at` is in seconds of `time.perf_counter`.
+    """
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
@@ -32,19 +36,19 @@ class Mark:
 
 
 class Queue:
-    """The ordered work of one stream: work items, marks to set, and marks of other streams to wait for."""
+    """The queue of one stream: work, markers of this queue to set, and markers of other queues to wait for."""
 
     def __init__(self, device: int) -> None:
         self.device = device
-        self.items: deque[Work | Mark] = deque()
+        self.items: deque[Work | Marker] = deque()
         self.error: Exception | None = None
 
     @property
-    def blocker(self) -> Mark | None:
-        """The mark of another queue that must be reached before this queue continues."""
+    def blocker(self) -> Marker | None:
+        """The marker of another queue that this queue waits for, or None."""
         head = self.items[0] if self.items else None
-        is_blocked = isinstance(head, Mark) and head.queue is not self and not head.is_reached
-        return head if is_blocked and isinstance(head, Mark) else None
+        is_blocked = isinstance(head, Marker) and head.queue is not self and not head.is_reached
+        return head if is_blocked and isinstance(head, Marker) else None
 
 
 class Timeline:
@@ -56,8 +60,8 @@ class Timeline:
         self._lock = RLock()
         self._busy: list[Queue] = []
 
-    def submit(self, queue: Queue, item: Work | Mark) -> None:
-        """Append to a queue. Some pending work may run immediately."""
+    def submit(self, queue: Queue, item: Work | Marker) -> None:
+        """Append work or a marker to a queue. Some pending work may run immediately."""
         with self._lock:
             queue.items.append(item)
             if queue not in self._busy:
@@ -73,7 +77,7 @@ class Timeline:
 
     def finish(self, queue: Queue) -> None:
         """Run until a queue is empty; raises and clears its first error."""
-        end = Mark(queue)
+        end = Marker(queue)
         self.submit(queue, end)
         self._run_until(end)
         with self._lock:
@@ -81,10 +85,10 @@ class Timeline:
         _raise(error)
         self._faults.check_present()
 
-    def run_until(self, mark: Mark) -> None:
-        """Run until a mark is reached; raises the error of the work before it."""
-        self._run_until(mark)
-        _raise(mark.error)
+    def run_until(self, marker: Marker) -> None:
+        """Run until a marker is reached; raises the error of the work before it."""
+        self._run_until(marker)
+        _raise(marker.error)
 
     def finish_device(self, device: int) -> None:
         """Run until a device has no work left."""
@@ -93,17 +97,17 @@ class Timeline:
         for queue in queues:
             self.finish(queue)
 
-    def _run_until(self, mark: Mark) -> None:
+    def _run_until(self, marker: Marker) -> None:
         strategy = self._random.choice((self._run_required, self._run_others, self._run_any))
         while True:
             with self._lock:  # released between two work items, so that other threads can proceed
-                if mark.is_reached:
+                if marker.is_reached:
                     return
-                strategy(mark.queue)
+                strategy(marker.queue)
 
     def _run_required(self, queue: Queue) -> None:
-        while (mark := queue.blocker) is not None:
-            queue = mark.queue
+        while (marker := queue.blocker) is not None:
+            queue = marker.queue
         self._run_next(queue)
 
     def _run_others(self, queue: Queue) -> None:
@@ -120,7 +124,7 @@ class Timeline:
         item = queue.items.popleft()
         if not queue.items:
             self._busy.remove(queue)
-        if not isinstance(item, Mark):
+        if not isinstance(item, Marker):
             self._execute(queue, item)
         elif item.queue is not queue:
             queue.error = queue.error or item.error

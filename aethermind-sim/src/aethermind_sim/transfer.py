@@ -67,7 +67,7 @@ class SimTransfer(DataTransfer):
 
 
 class _AccessedMemory:
-    """The memory that a copy or fill accesses; the caller must keep it alive until that has run."""
+    """The memory that a copy or fill accesses, by tensor and whether it is written; no reference keeps it alive."""
 
     def __init__(self, tensors: dict[Tensor, bool]) -> None:
         self._spans: list[Span] = []
@@ -79,7 +79,7 @@ class _AccessedMemory:
                 self._host_buffers.append(weakref.ref(tensor.buffer))
 
     def spans(self) -> list[Span]:
-        """The spans to make accessible; DeviceError if unregistered host memory was freed. Regions check themselves."""
+        """Return the spans to make accessible; DeviceError if host memory of another allocator was freed."""
         if any(buffer() is None for buffer in self._host_buffers):
             raise DeviceError(
                 "The host memory of a copy was freed before the copy ran. "

@@ -10,8 +10,7 @@ import pytest
 import typer
 
 from aethermind.cli.app import app
-from aethermind.cli.command_equivalents import EQUIVALENTS, equivalent_command
-from aethermind.cli.commands import COMMANDS
+from aethermind.cli.commands import COMMANDS, EQUIVALENTS, equivalent_command
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aethermind import Runtime
-from aethermind.cli.explain import _why, layer_groups
+from aethermind.cli.explain import _choice_reason, layer_groups
 from aethermind.engine.loading.compiled_model import CompiledModel
 from aethermind.engine.loading.loader import compile_model
 
@@ -162,7 +162,7 @@ def test_kernels_with_the_same_reason_are_grouped() -> None:
     rejected = [{"kernel": f"k{number}", "reason": "needs head_dim 64"} for number in (1, 2, 2, 3, 4, 5, 6)]
     rejected += [{"kernel": "own", "reason": "computes float32"}, {"kernel": "k7", "reason": "priority 1 < 9"}]
     step = {"kernel": "own", "priority": 9, "is_fallback": False, "is_missing": False, "rejected": rejected}
-    why = _why(step)
+    why = _choice_reason(step)
     assert why == "not k1, k2, k3 and 3 more: needs head_dim 64; another own: computes float32; priority 9 over k7"
 
 

@@ -17,7 +17,7 @@ from tests.core.cli.conftest import INFO, request_output
 
 from aethermind import SamplingParams
 from aethermind.cli.console import TextWriter
-from aethermind.cli.generate import describe, measure
+from aethermind.cli.generate import describe, request_metrics
 
 SEED = ("--device", "numpy", "--max-tokens", "6", "--seed", "3")
 
@@ -71,7 +71,7 @@ def test_stats_count_drafts() -> None:
 def test_stats_count_what_was_reused() -> None:
     output = replace(request_output("ab", [1, 2], finish_reason="stop", now=0.1), num_cached_tokens=1)
     assert describe(output, SamplingParams(), INFO).startswith("[2 + 2 tokens · 1 reused · first after")
-    assert measure(output)["num_cached_tokens"] == 1
+    assert request_metrics(output)["num_cached_tokens"] == 1
 
 
 def test_json_is_one_object(invoke: Any, fake_llm: Any) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aethermind import Runtime
-from aethermind.cli.ops import coverage, parts
+from aethermind.cli.ops import coverage, decomposed_operators
 from aethermind.dispatch import Kernel
 from aethermind.hal.dtype import DType
 
@@ -103,13 +103,15 @@ def register_kernels(registry):
 
 def test_the_decomposition_computes_the_same() -> None:
     operators = Runtime.boot().operators
-    assert parts(operators["silu"], operators) == []
+    assert decomposed_operators(operators["silu"], operators) == []
     for operator in operators:
-        for part in parts(operator, operators):
+        for part in decomposed_operators(operator, operators):
             assert part in operators
             assert part != operator.name
-    assert set(parts(operators["silu_mul"], operators)) == {"silu", "mul"}
-    assert {"rms_norm", "rope", "kv_cache_write"} <= set(parts(operators["qkv_rope_cache_write"], operators))
+    assert set(decomposed_operators(operators["silu_mul"], operators)) == {"silu", "mul"}
+    assert {"rms_norm", "rope", "kv_cache_write"} <= set(
+        decomposed_operators(operators["qkv_rope_cache_write"], operators)
+    )
 
 
 @pytest.mark.parametrize(

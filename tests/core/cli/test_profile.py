@@ -102,7 +102,15 @@ def test_the_report_as_text(invoke: Any, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     result = invoke("profile", "--device", "numpy", *SMALL, "--trace", str(trace))
     assert result.exit_code == 0
-    for words in ("prefill: 1 × ", "decode: 2 × ", "with the marks", "operator", "layer", "paged_attention", "outside"):
+    for words in (
+        "prefill: 1 × ",
+        "decode: 2 × ",
+        "with timing of calls",
+        "operator",
+        "layer",
+        "paged_attention",
+        "outside",
+    ):
         assert words in result.stdout
     assert "after decode" in result.stdout
     assert f"Trace written to {trace}" in result.stdout

@@ -13,8 +13,8 @@ from aethermind import Runtime, SamplingParams
 from aethermind.engine.engine import Engine
 from aethermind.engine.requests.request import RequestOptions
 from aethermind.errors import EngineDeadError, InvalidArgumentError
+from aethermind.hal.device import DeviceUsage
 from aethermind.hal.host_memory import discard_pages
-from aethermind.hal.usage import DeviceUsage
 
 PROMPT = [(7 * token) % 900 + 5 for token in range(100)]
 OPTIONS: dict[str, Any] = {"max_model_len": 256, "num_kv_blocks": 2048, "device_memory_threshold": 0.9}

@@ -6,7 +6,7 @@ from tests.core.engine.engines import open_engine
 
 from aethermind import Runtime
 from aethermind.engine.observation.engine_stats import EngineStats
-from aethermind.hal.usage import DeviceUsage, UsageSampler
+from aethermind.hal.device import DeviceUsage, UsageSampler
 
 
 def test_readings_are_at_most_a_second_old() -> None:

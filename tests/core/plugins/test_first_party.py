@@ -17,7 +17,7 @@ from release.distributions import ROOT, distributions
 
 from aethermind import Runtime, first_party
 from aethermind.errors import AetherMindError
-from aethermind.first_party import FIRST_PARTY, how_to_get, pip_install, provider_of
+from aethermind.first_party import FIRST_PARTY, install_advice, pip_install_command, provider_of
 
 HOOKS = {
     "architecture": "register_architectures",
@@ -102,7 +102,7 @@ def test_a_known_package_is_named_with_the_command_that_installs_it(
     install: Callable[..., None], kind: Any, name: str, package: str
 ) -> None:
     install()
-    sentence = how_to_get(kind, name, otherwise="")
+    sentence = install_advice(kind, name, otherwise="")
     assert sentence == f"{package} provides it; install it with `pip install {package}`."
 
 
@@ -112,7 +112,8 @@ def test_a_known_package_is_named_with_the_command_that_installs_it(
 )
 def test_an_unknown_name_has_no_known_package(kind: Any, name: str) -> None:
     assert provider_of(kind, name) is None
-    assert how_to_get(kind, name, otherwise="Take another.") == "No package that provides it is known. Take another."
+    advice = install_advice(kind, name, otherwise="Take another.")
+    assert advice == "No package that provides it is known. Take another."
 
 
 def test_an_installed_package_is_not_advised_for_installation(
@@ -120,9 +121,9 @@ def test_an_installed_package_is_not_advised_for_installation(
 ) -> None:
     install("aethermind-llama")
     monkeypatch.setenv("AETHERMIND_PLUGINS", "cpu, qwen2")
-    assert "AETHERMIND_PLUGINS does not name llama; add it" in how_to_get("gguf", "llama", otherwise="")
+    assert "AETHERMIND_PLUGINS does not name llama; add it" in install_advice("gguf", "llama", otherwise="")
     monkeypatch.setenv("AETHERMIND_PLUGINS", "cpu,llama")
-    assert "`aethermind plugins list` says why" in how_to_get("gguf", "llama", otherwise="")
+    assert "`aethermind plugins list` says why" in install_advice("gguf", "llama", otherwise="")
 
 
 def test_from_a_clone_pip_installs_from_that_clone(install: Callable[..., None], tmp_path: Path) -> None:
@@ -133,10 +134,11 @@ def test_from_a_clone_pip_installs_from_that_clone(install: Callable[..., None],
     url = (clone / "aethermind-core").as_uri()
     assert "%20" in url
     install(direct_url=json.dumps({"dir_info": {}, "url": url}))
-    assert shlex.split(pip_install("aethermind-llama")) == ["pip", "install", str(clone / "aethermind-llama")]
-    assert shlex.split(pip_install("aethermind[serve]")) == ["pip", "install", f"{clone}[serve]"]
-    assert shlex.split(pip_install("aethermind-core[torch]")) == ["pip", "install", f"{clone}/aethermind-core[torch]"]
-    assert pip_install("aethermind-cuda") == "pip install aethermind-cuda", "which that clone does not have"
+    assert shlex.split(pip_install_command("aethermind-llama")) == ["pip", "install", str(clone / "aethermind-llama")]
+    assert shlex.split(pip_install_command("aethermind[serve]")) == ["pip", "install", f"{clone}[serve]"]
+    core = pip_install_command("aethermind-core[torch]")
+    assert shlex.split(core) == ["pip", "install", f"{clone}/aethermind-core[torch]"]
+    assert pip_install_command("aethermind-cuda") == "pip install aethermind-cuda", "which that clone does not have"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,8 @@ def test_from_a_clone_pip_installs_from_that_clone(install: Callable[..., None],
 )
 def test_other_installations_use_pip_s_index(install: Callable[..., None], direct_url: str | None) -> None:
     install(direct_url=direct_url)
-    assert pip_install("aethermind[serve]") == "pip install 'aethermind[serve]'", "in quotes: zsh expands brackets"
+    command = pip_install_command("aethermind[serve]")
+    assert command == "pip install 'aethermind[serve]'", "in quotes: zsh expands brackets"
 
 
 def test_registries_name_the_first_party_package(install: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from tests.cuda.check.qwen2_7b import write_model
 from tests.cuda.check.records import CaseLog
 
 from aethermind import LLM, SamplingParams
-from aethermind.cli.bench.latency import BatchTiming, Phases, split, summarize
+from aethermind.cli.bench.latency import BatchTiming, Phases, split_phases, summarize
 from aethermind.engine.observation.profiler import sample_prompt
 from aethermind.engine.observation.roofline import StepRecorder, StepShape, min_seconds
 from aethermind.hal import DType
@@ -128,7 +128,9 @@ def measure(
     shapes = shapes_of(llm, lambda: generate(llm, *batch, temperature))
     runs = [generate(llm, *batch, temperature) for _ in range(_RUNS)]
     compiled = llm.engine.compiled
-    least = Phases(*(min_seconds(compiled.step.plan, compiled.operators, part, limits) for part in split(shapes)))
+    least = Phases(
+        *(min_seconds(compiled.step.plan, compiled.operators, part, limits) for part in split_phases(shapes))
+    )
     facts |= {name: value for name, value in summarize(runs, least).items() if value is not None}
     facts["prefill_ms"] = 1e3 * median(run.prefill_s for run in runs)
     if output_tokens > 1:

@@ -22,7 +22,7 @@ from tests.cuda.fake_gpus import ATTRIBUTES, FakeGpus
 
 from aethermind_cuda.driver import OUT_OF_MEMORY, CudaError
 from aethermind_sim.faults import Faults
-from aethermind_sim.timeline import Mark, Queue, Timeline
+from aethermind_sim.timeline import Marker, Queue, Timeline
 
 __all__ = ["EmulatedDriver"]
 
@@ -145,8 +145,8 @@ class EmulatedDriver(FakeGpus):
 
     def event_record(self, event: int, stream: int) -> None:
         capture, queue = self._capture_of(stream), self._queue(stream)
-        self._event(event).mark = mark = Mark(queue) if capture is None else capture
-        if isinstance(mark, Mark):
+        self._event(event).mark = mark = Marker(queue) if capture is None else capture
+        if isinstance(mark, Marker):
             self._timeline.submit(queue, mark)
 
     def event_query(self, event: int) -> bool:
@@ -274,10 +274,10 @@ class _Event:
     """An event and what it was recorded as last."""
 
     def __init__(self, has_timing: bool) -> None:
-        self.mark: Mark | Capture | None = None
+        self.mark: Marker | Capture | None = None
         self._has_timing = has_timing
 
-    def known_mark(self) -> Mark | None:
+    def known_mark(self) -> Marker | None:
         if isinstance(self.mark, Capture):
             raise CudaError("cuEventQuery", 907, "CUDA_ERROR_CAPTURED_EVENT", "the event was recorded in a capture")
         return self.mark

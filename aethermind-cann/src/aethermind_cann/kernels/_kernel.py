@@ -33,7 +33,7 @@ _FUSED_PRIORITY = 10
 
 
 def plain_kernel(operator: str, function: Function, **options: Any) -> Kernel:
-    """Describe a kernel of portable torch calls, batch-invariant by default; it is not called for empty outputs."""
+    """Declare a kernel of portable torch calls, batch-invariant by default; it is not called for empty outputs."""
     options = {"dtypes": FLOATS, "name": "torch", "is_batch_invariant": True, **options}
     return Kernel(operator, "cann", function=_skip_empty_outputs(function), **options)
 
@@ -45,8 +45,9 @@ def fused_kernel(
     supports: Callable[[Signature], str | None] = lambda _: None,
     **options: Any,
 ) -> Kernel:
-    """Describe a kernel by torch_npu's operator `op`, preferred to the plain one where torch_npu has it and `supports`
-    gives no reason against it.
+    """Declare a kernel that calls torch_npu's operator `op`; it has a higher priority than plain kernels.
+
+    It supports a call if torch_npu has the operator and `supports` returns None.
     """
 
     def check(signature: Signature) -> str | None:
@@ -73,7 +74,7 @@ def in_float32(compute: Callable[..., torch.Tensor]) -> Function:
 
 
 def put(output: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy a returned value to its output, rounded to the output's dtype."""
+    """Copy a result to an output, rounded to the output's dtype."""
     output.copy_(value)
 
 

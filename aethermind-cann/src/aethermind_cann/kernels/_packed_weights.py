@@ -1,10 +1,10 @@
-"""Weights in fp8 and mxfp4 on the device: rows of scales and codes, and their values.
+"""Weights in fp8 and mxfp4 on the device: the layout of their rows, and dequantisation.
 
-These NPUs have neither type. A product looks the values of its weight up in tables, and multiplies floating-point
-matrices. A row of K values is stored as
+These NPUs have neither type. A product dequantises its weight by table lookups, and multiplies floating-point matrices.
+A row of K values is stored as
 
-    fp8     its scale (float32), then K codes, padded to whole 4 bytes
-    mxfp4   the scales of its blocks of 32 (bfloat16), then codes, two neighbours in a byte, the first in the low bits
+    fp8     its scale (float32), then K float8 values, padded to a multiple of 4 bytes
+    mxfp4   the scales of its blocks of 32 (bfloat16), then 4-bit values, two in a byte, the first in the low bits
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Array = Any
 _FP8_SCALE_BYTES = 4
 _MXFP4_SCALE_BYTES = 2
 _BLOCK, _BLOCK_BYTES = 32, 16
-"""Values of an mxfp4 block, and the bytes of their codes."""
+"""The number of values of an mxfp4 block, and of the bytes that store them."""
 
 
 class Values(NamedTuple):
-    """The values of a weight: `matrix` [..., N, K], times `scales` [..., N] (float32) where it has them."""
+    """A dequantised weight: `matrix` [..., N, K], times `scales` [..., N] (float32) unless they are None."""
 
     matrix: torch.Tensor
     scales: torch.Tensor | None
@@ -53,12 +53,12 @@ class PackedFormat(ABC):
 
     @abstractmethod
     def values(self, rows: torch.Tensor, num_columns: int, dtype: torch.dtype) -> Values:
-        """The values of stored rows, uint8 [..., N, row_bytes]; in `dtype` where that represents them exactly, else in
+        """Dequantise stored rows, uint8 [..., N, row_bytes]: to `dtype` if it represents all values exactly, else to
         float32.
         """
 
     def pack(self) -> Pack:
-        """The layout, as kernels declare it."""
+        """Return the `Pack` that kernels declare."""
         return Pack(
             f"rows of {self.format.name}",
             nbytes=lambda shape, _: shape[0] * self.row_bytes(shape[1]),
@@ -89,7 +89,7 @@ class _Fp8Rows(PackedFormat):
         rows[:, _FP8_SCALE_BYTES:][:, : weight.shape[1]] = weight.codes.view(np.uint8)
 
     def values(self, rows: torch.Tensor, num_columns: int, dtype: torch.dtype) -> Values:
-        """Codes are exact in all dtypes; the scale of a row multiplies its product."""
+        """Float8 values are exact in all dtypes; the scale of a row is left for the product."""
         codes = rows.narrow(-1, _FP8_SCALE_BYTES, num_columns)
         scales = rows.narrow(-1, 0, _FP8_SCALE_BYTES).contiguous().view(torch.float32)[..., 0]
         table = _fp8_table(rows.device, dtype)
@@ -113,7 +113,7 @@ class _Mxfp4Rows(PackedFormat):
         rows[:, num_blocks * _MXFP4_SCALE_BYTES :] = codes[:, 0::2] | codes[:, 1::2] << 4
 
     def values(self, rows: torch.Tensor, num_columns: int, dtype: torch.dtype) -> Values:
-        """Values are exact in bfloat16; float16 does not reach as far as the scales."""
+        """Scaled values are exact in bfloat16; the range of float16 is too small for them."""
         dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         num_blocks = -(-num_columns // _BLOCK)
         codes = rows.narrow(-1, num_blocks * _MXFP4_SCALE_BYTES, num_blocks * _BLOCK_BYTES)
@@ -125,13 +125,13 @@ class _Mxfp4Rows(PackedFormat):
 
 @cache
 def _fp8_table(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """The values [256] of all codes."""
+    """The table [256] of the values of all bytes."""
     return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(dtype).to(device)
 
 
 @cache
 def _mxfp4_table(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """The two elements [256, 2] of all bytes."""
+    """The table [256, 2] of the two 4-bit values in each byte."""
     magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
     values = torch.cat([magnitudes, -magnitudes]).to(dtype)
     number = torch.arange(256)

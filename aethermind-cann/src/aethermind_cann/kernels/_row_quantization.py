@@ -1,6 +1,6 @@
 """Per-row quantisation to int8 or float8, identical to `aethermind.ops.catalog._quantized_rows`.
 
-float8_e4m3fn tensors are uint8 here: these NPUs lack the type, so values are looked up in a table.
+float8_e4m3fn values are stored as uint8, because these NPUs lack the type; a table has the value of each byte.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SIGN = 128
 
 
 def quantized(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise rows [..., C]: returns codes of x's shape and float32 scales [...]."""
+    """Quantise rows [..., C]: returns quantised values of x's shape and float32 scales [...]."""
     rows = x.float()
     largest = rows.abs().amax(-1)
     is_finite = largest < torch.inf  # also false for NaN, which amax propagates
@@ -33,14 +33,14 @@ def quantized(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
 
 
 def unscaled_values(codes: torch.Tensor) -> torch.Tensor:
-    """The unscaled float32 values of codes."""
+    """Convert quantised values to float32, without their scales."""
     if codes.dtype == torch.int8:
         return codes.float()
     return _float8_values(codes.device).index_select(0, codes.reshape(-1).int()).reshape(codes.shape)
 
 
 def _float8_codes(x: torch.Tensor) -> torch.Tensor:
-    """Round finite elements to the nearest code, ties to even."""
+    """Round finite elements to the nearest float8 value, ties to even; returns its byte."""
     halfways = _float8_halfways(x.device)
     magnitude = x.abs()
     below = torch.searchsorted(halfways, magnitude)
@@ -51,12 +51,12 @@ def _float8_codes(x: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _float8_values(device: torch.device) -> torch.Tensor:
-    """Table of the values of all 256 codes."""
+    """The table of the values of all 256 bytes."""
     return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().to(device)
 
 
 @cache
 def _float8_halfways(device: torch.device) -> torch.Tensor:
-    """Midpoints of adjacent non-negative codes, without code 127, which is NaN."""
+    """The midpoints of adjacent non-negative float8 values, NaN (byte 127) excluded."""
     values = torch.arange(_SIGN - 1, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     return ((values[1:] + values[:-1]) / 2).to(device)

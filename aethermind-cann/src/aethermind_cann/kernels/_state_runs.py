@@ -1,8 +1,8 @@
 """The sequences of a step whose states are updated, in groups that are computed together.
 
-T tokens of S sequences are concatenated; the state of sequence s is in slot state_slots[s]. Neighbours with equal
-numbers of tokens form a run, so the decodes of a step are one run, and so are prompts of equal length. Runs of decode
-steps are found on the device: such steps can be captured.
+T tokens of S sequences are concatenated; the state of sequence s is in slot state_slots[s]. Adjacent sequences with
+equal numbers of tokens form a run: the decodes of a step are one run, and so are adjacent prompts of equal length. The
+runs of decode steps are computed on the device, so that such steps can be captured.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ __all__ = ["StateRun", "state_runs", "token_runs"]
 class StateRun(NamedTuple):
     """B sequences of L tokens each.
 
-    `rows` are their rows [B · L] of the step's tensors. `slots` [B] are those of their states, and `is_new` [B] says
-    which states count as zero. The first sequence may be repeated: all states are read before any is written.
+    `rows` are their rows [B · L] in the step's tensors. `slots` [B] are the slots of their states, and `is_new` [B]
+    says which states count as zero. The first sequence may be repeated, as padding: all states are read before any is
+    written.
     """
 
     rows: slice | torch.Tensor
@@ -32,7 +33,7 @@ class StateRun(NamedTuple):
     is_new: torch.Tensor
 
     def take(self, x: torch.Tensor) -> torch.Tensor:
-        """The rows of the sequences [B, L, …] in float32, of a tensor [T, …]."""
+        """Gather the rows of the sequences from a tensor [T, …]: [B, L, …] in float32."""
         rows = x[self.rows] if isinstance(self.rows, slice) else x.index_select(0, self.rows)
         return torch.unflatten(rows.float(), 0, (-1, self.num_tokens))
 
@@ -45,7 +46,7 @@ class StateRun(NamedTuple):
             out.index_copy_(0, self.rows, values.to(out.dtype))
 
     def states(self, states: torch.Tensor) -> torch.Tensor:
-        """A copy of the states of the sequences, [B, …] of [N, …]."""
+        """Gather the states of the sequences from all slots [N, …]: [B, …], a copy."""
         is_new = self.is_new.view(-1, *(1,) * (states.dim() - 1))
         return torch.where(is_new, 0.0, states.index_select(0, self.slots))  # unused slots may be NaN
 

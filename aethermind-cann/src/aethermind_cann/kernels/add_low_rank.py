@@ -1,4 +1,4 @@
-"""add_low_rank (LoRA), without reading the rows' adapters on the host."""
+"""add_low_rank (LoRA); which adapter a row has is not read on the host, so that steps can be captured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["KERNELS"]
 
 
 def _add_low_rank(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
-    """Multiply every row by the ranks of all adapters and mask those of others: two products for any batch."""
+    """Multiply every row by the matrices of all adapters, and mask the ranks of other adapters: two products in all."""
     y, x, down, up, cu_ranks, adapters = inputs
     if not len(down):
         put(outputs[0], y)

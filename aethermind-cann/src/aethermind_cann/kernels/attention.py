@@ -1,4 +1,4 @@
-"""Attention without a KV cache, its core, which paged attention shares, and the position bias ALiBi."""
+"""Attention without a KV cache, the attention function that paged attention shares, and ALiBi's position bias."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ __all__ = ["KERNELS", "ScoreRules", "attend"]
 
 
 class ScoreRules(NamedTuple):
-    """How products of queries and keys become weights.
+    """How attention scores are computed from the products of queries and keys.
 
-    `scale` multiplies them. A `softcap` above 0 then bounds them by softcap · tanh(score / softcap). `slopes` [H] times
-    the distances of keys from queries are added (ALiBi), and `sinks` [H] are scores in the softmax's denominator only.
+    `scale` multiplies the products. A `softcap` above 0 then bounds them by softcap · tanh(score / softcap). `slopes`
+    [H] times the distances of keys from queries are added (ALiBi), and `sinks` [H] are scores in the softmax's
+    denominator only.
     """
 
     scale: float

@@ -18,7 +18,7 @@ __all__ = ["KERNELS"]
 
 
 def _kv_cache_write(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
-    """Write the rows of keys, and of values where the cache has them, one of both in a latent cache."""
+    """Write keys and values to their caches; a latent cache has one row for both."""
     num_caches = len(outputs)
     tokens, rows = _rows_of(inputs[num_caches], outputs[0])
     for values, cache in zip(inputs[:num_caches], outputs, strict=True):
@@ -103,7 +103,7 @@ def _scatter(cache: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> N
 
 
 def _is_filled(keys: torch.Tensor, num_tokens: torch.Tensor) -> torch.Tensor:
-    """Mask [B, K, P] of the first slots of each block."""
+    """Return a mask [B, K, P] of the first `num_tokens` [B] slots of each block."""
     offsets = torch.arange(keys.shape[2], device=keys.device)
     return (offsets < num_tokens[:, None])[:, None].expand(keys.shape[:3])
 

@@ -1,7 +1,7 @@
-"""Multi-head latent attention in its absorbed form, over a cache of latent vectors, and its products of each head.
+"""Multi-head latent attention in its absorbed form, over a cache of latent vectors, and its per-head products.
 
-torch_npu's fused attention reads latent vectors and rotated keys from two caches, and heads of up to 512 elements; a
-row of this cache holds both.
+torch_npu's fused attention is not used: it reads latent vectors and rotated keys from two caches, and supports heads of
+up to 512 elements. A row of this cache holds both.
 """
 
 from __future__ import annotations

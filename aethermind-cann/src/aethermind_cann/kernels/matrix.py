@@ -12,7 +12,7 @@ from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, p
 __all__ = ["KERNELS", "float32_product", "product"]
 
 _ROWS_PER_CHUNK = 8192
-"""Vocabulary rows converted to float32 at a time where 16-bit products cannot return float32."""
+"""Rows of the weight that are converted to float32 at a time, if 16-bit products cannot return float32."""
 
 
 def _linear(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:

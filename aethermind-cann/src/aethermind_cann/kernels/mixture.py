@@ -1,8 +1,9 @@
 """Products of tokens with their experts: by torch_npu's grouped product, or by torch.
 
-A choice is a token with one of its experts; there are T · A. Products are computed for the choices sorted by expert, so
-that the rows of an expert are neighbours. The order depends on `ids` only and is found on the device, once for the
-products of a layer. The grouped product reads the rows of each expert there, too, so that its steps can be captured.
+An assignment is a pair of a token and one of its A experts; there are T · A of them. Products are computed for the
+assignments sorted by expert, so that the rows of an expert are adjacent. The order depends on `ids` only and is
+computed on the device, once for all products of a layer. The grouped product reads the number of rows of each expert on
+the device, too, so that its steps can be captured.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from aethermind_cann.kernels.elementwise import gated_silu
 from aethermind_cann.kernels.matrix import product
 from aethermind_cann.run_memo import host_list, memoised
 
-__all__ = ["KERNELS", "Choices", "moe_gate_up_silu", "moe_linear"]
+__all__ = ["ExpertAssignments", "KERNELS", "moe_gate_up_silu", "moe_linear"]
 
 _BY_ROWS = 0
 """`group_type` of products that differ in their numbers of rows."""
@@ -31,59 +32,68 @@ _MAX_GROUPS, _MAX_SIZE = 1024, 65535
 """Limits of the grouped product by its documentation: groups, and the size of a last dim."""
 
 
-class Choices(NamedTuple):
-    """The choices sorted by expert."""
+class ExpertAssignments(NamedTuple):
+    """The T · A assignments of a step, sorted by expert."""
 
     order: torch.Tensor
-    """[T · A], int64: the number of each choice t · A + a."""
+    """[T · A], int64: the index t · A + a of each assignment."""
     experts: torch.Tensor
-    """[T · A], int32: their experts, which do not decrease."""
+    """[T · A], int32: the experts of the assignments, in ascending order."""
     ends: torch.Tensor
-    """[E], int64: the number of choices of each expert and of those before it."""
+    """[E], int64: the end of each expert's assignments in the order (cumulative counts)."""
 
     def put(self, out: torch.Tensor, results: torch.Tensor) -> None:
-        """Copy the results [T · A, N] of the choices to `out` [T, A, N]."""
+        """Copy the results [T · A, N] of the assignments to `out` [T, A, N]."""
         out.flatten(0, 1).index_copy_(0, self.order, results.to(out.dtype))
 
 
-Multiply = Callable[[torch.Tensor, Choices, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
-"""Computes the products [T · A, N] of the rows [T · A, K] of sorted choices with a stack [E · N, K], plus its bias."""
+Multiply = Callable[[torch.Tensor, ExpertAssignments, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
+"""Multiplies the rows [T · A, K] of sorted assignments with their experts' weights [E · N, K], and adds the bias if
+there is one: [T · A, N].
+"""
 
 
-def _sorted_choices(ids: torch.Tensor, num_experts: int) -> Choices:
-    return memoised(("choices", num_experts), ids, lambda: _sort_choices(ids, num_experts))
+def _sorted_assignments(ids: torch.Tensor, num_experts: int) -> ExpertAssignments:
+    return memoised(("assignments", num_experts), ids, lambda: _sort_assignments(ids, num_experts))
 
 
-def _sort_choices(ids: torch.Tensor, num_experts: int) -> Choices:
+def _sort_assignments(ids: torch.Tensor, num_experts: int) -> ExpertAssignments:
     experts, order = ids.flatten().sort(stable=True)
     number = torch.arange(num_experts, dtype=ids.dtype, device=ids.device)
-    return Choices(order, experts, torch.searchsorted(experts, number, right=True))
+    return ExpertAssignments(order, experts, torch.searchsorted(experts, number, right=True))
 
 
-def _multiply(rows: torch.Tensor, choices: Choices, stack: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Multiply by copies of the weights where choices are at most as many as experts; else expert by expert, whose
-    rows are counted on the host.
+def _multiply(
+    rows: torch.Tensor, assignments: ExpertAssignments, stack: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Multiply sorted rows with their experts' weights.
+
+    With at most as many assignments as experts, it gathers a copy of the weights for each assignment; else it computes
+    one product per expert, whose number of rows is read on the host.
     """
-    num_experts = len(choices.ends)
+    num_experts = len(assignments.ends)
     weights = stack.view(num_experts, -1, stack.shape[1])
     biases = None if bias is None else bias.view(num_experts, -1)
     if len(rows) <= num_experts:
-        chosen = weights.index_select(0, choices.experts).transpose(1, 2)
+        gathered = weights.index_select(0, assignments.experts).transpose(1, 2)
         rows = rows[:, None].to(weights.dtype)
         if biases is None:
-            return torch.bmm(rows, chosen)[:, 0]
-        return torch.baddbmm(biases.index_select(0, choices.experts)[:, None].to(weights.dtype), rows, chosen)[:, 0]
+            return torch.bmm(rows, gathered)[:, 0]
+        gathered_biases = biases.index_select(0, assignments.experts)[:, None].to(weights.dtype)
+        return torch.baddbmm(gathered_biases, rows, gathered)[:, 0]
     out = torch.empty((len(rows), weights.shape[1]), dtype=rows.dtype, device=rows.device)
-    for expert, (begin, end) in enumerate(pairwise((0, *host_list(choices.ends)))):
+    for expert, (begin, end) in enumerate(pairwise((0, *host_list(assignments.ends)))):
         if begin < end:
             product(rows[begin:end], weights[expert], None if biases is None else biases[expert], out[begin:end])
     return out
 
 
-def _npu_multiply(rows: torch.Tensor, choices: Choices, stack: torch.Tensor, _: torch.Tensor | None) -> torch.Tensor:
-    weights = stack.view(len(choices.ends), -1, stack.shape[1]).transpose(1, 2)
+def _npu_multiply(
+    rows: torch.Tensor, assignments: ExpertAssignments, stack: torch.Tensor, _: torch.Tensor | None
+) -> torch.Tensor:
+    weights = stack.view(len(assignments.ends), -1, stack.shape[1]).transpose(1, 2)
     out: torch.Tensor = torch_npu.npu_grouped_matmul(
-        [rows], [weights], group_list=choices.ends, split_item=_ONE_OUTPUT, group_type=_BY_ROWS
+        [rows], [weights], group_list=assignments.ends, split_item=_ONE_OUTPUT, group_type=_BY_ROWS
     )[0]
     return out
 
@@ -91,17 +101,17 @@ def _npu_multiply(rows: torch.Tensor, choices: Choices, stack: torch.Tensor, _: 
 def moe_gate_up_silu(multiply: Multiply, inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     x, ids, w_gate, w_up, b_gate, b_up = inputs
     activation = {name: value for name, value in attributes.items() if name != "num_experts"}
-    choices = _sorted_choices(ids, attributes["num_experts"])
-    rows = x.index_select(0, torch.div(choices.order, ids.shape[1], rounding_mode="floor"))
-    gate, up = multiply(rows, choices, w_gate, b_gate), multiply(rows, choices, w_up, b_up)
-    choices.put(outputs[0], gated_silu(gate, up, **activation))
+    assignments = _sorted_assignments(ids, attributes["num_experts"])
+    rows = x.index_select(0, torch.div(assignments.order, ids.shape[1], rounding_mode="floor"))
+    gate, up = multiply(rows, assignments, w_gate, b_gate), multiply(rows, assignments, w_up, b_up)
+    assignments.put(outputs[0], gated_silu(gate, up, **activation))
 
 
 def moe_linear(multiply: Multiply, inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     x, ids, weight, bias = inputs
-    choices = _sorted_choices(ids, attributes["num_experts"])
-    rows = x.flatten(0, 1).index_select(0, choices.order)
-    choices.put(outputs[0], multiply(rows, choices, weight, bias))
+    assignments = _sorted_assignments(ids, attributes["num_experts"])
+    rows = x.flatten(0, 1).index_select(0, assignments.order)
+    assignments.put(outputs[0], multiply(rows, assignments, weight, bias))
 
 
 def _by_row(function: Function) -> Function:
@@ -119,15 +129,15 @@ def _by_row(function: Function) -> Function:
 def _moe_combine(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     x, weights = inputs
     total = x[:, 0].float() * weights[:, :1]
-    for choice in range(1, x.shape[1]):
-        total = torch.addcmul(total, x[:, choice].float(), weights[:, choice : choice + 1])
+    for index in range(1, x.shape[1]):
+        total = torch.addcmul(total, x[:, index].float(), weights[:, index : index + 1])
     put(outputs[0], total)
 
 
 def _take_experts(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
-    every, ids = inputs
-    chosen = ids[:, attributes["first"] :][:, : attributes["count"]]
-    put(outputs[0], every.gather(1, chosen.long()[..., None].expand(outputs[0].shape)))
+    x, ids = inputs
+    selected = ids[:, attributes["first"] :][:, : attributes["count"]]
+    put(outputs[0], x.gather(1, selected.long()[..., None].expand(outputs[0].shape)))
 
 
 def _unsupported_reason(signature: Signature) -> str | None:

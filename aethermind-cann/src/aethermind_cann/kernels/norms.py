@@ -14,7 +14,7 @@ from aethermind_cann.kernels._kernel import Attributes, Tensors, fused_kernel, p
 __all__ = ["KERNELS"]
 
 _MIN_DIMS = 2
-"""Ranks that torch_npu documents for its norms."""
+"""The minimum number of dims that torch_npu documents for its norms."""
 
 
 def _rms_norm(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
@@ -46,7 +46,7 @@ def _gate_and_norm(
     attributes: Attributes,
     norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor],
 ) -> None:
-    """Multiply by silu(gate) before or behind `norm` of each group, in float32, and round once."""
+    """Multiply by silu(gate) before or after `norm` of each group, in float32, and round once."""
     x, gate, weight = (tensor.float() for tensor in inputs)
     gate = silu(gate)
     y = x if attributes["norm_before_gate"] else x * gate

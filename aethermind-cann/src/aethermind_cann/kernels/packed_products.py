@@ -1,7 +1,7 @@
-"""Products with weights in fp8 and mxfp4, which keep the size of these formats on the device.
+"""Products with weights in fp8 and mxfp4, which remain in these formats in device memory.
 
-Values are looked up for each product (`_packed_weights`), a part of the rows of a large weight at a time. torch_npu's
-products of quantised matrices (`npu_quant_matmul`) take int8 on Atlas A2 and A3; they would need other codes.
+Each product dequantises its weight by table lookups (`_packed_weights`), some rows of a large weight at a time.
+torch_npu's products of quantised matrices (`npu_quant_matmul`) take int8 on Atlas A2 and A3, another format.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from aethermind_cann.kernels._kernel import Attributes, Tensors, plain_kernel, p
 from aethermind_cann.kernels._packed_weights import PACKED_FORMATS, PackedFormat
 from aethermind_cann.kernels.elementwise import gated_silu
 from aethermind_cann.kernels.matrix import float32_product
-from aethermind_cann.kernels.mixture import Choices, moe_gate_up_silu, moe_linear
+from aethermind_cann.kernels.mixture import ExpertAssignments, moe_gate_up_silu, moe_linear
 from aethermind_cann.run_memo import host_list
 
 __all__ = ["KERNELS"]
 
 _VALUES_AT_ONCE = 1 << 25
-"""Bounds the memory of values: so many of a weight, or of the experts of some choices."""
+"""The maximum number of weight values that are dequantised at a time, which bounds temporary memory."""
 _PRIORITY = 20
 """Above kernels for which weights are dequantised when a model is loaded."""
 
 
 def _product(format: PackedFormat, x: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [T, K] @ weight.T + bias in float32, [T, N]; `rows` are the weight's, as they are stored."""
+    """x [T, K] @ weight.T + bias in float32, [T, N]; `rows` [N, row_bytes] are the rows of the packed weight."""
     num_tokens, num_columns = x.shape
     out = torch.empty((num_tokens, len(rows)), dtype=torch.float32, device=x.device)
     step = max(1, _VALUES_AT_ONCE // max(1, num_columns))
@@ -57,24 +57,30 @@ def _gate_up_silu(format: PackedFormat, inputs: Tensors, outputs: Tensors, _: At
 
 
 def _multiply(
-    format: PackedFormat, rows: torch.Tensor, choices: Choices, stack: torch.Tensor, bias: torch.Tensor | None
+    format: PackedFormat,
+    rows: torch.Tensor,
+    assignments: ExpertAssignments,
+    stack: torch.Tensor,
+    bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Multiply by the values of the chosen experts where choices are at most as many as experts; else expert by expert,
-    whose rows are counted on the host.
+    """Multiply sorted rows with their experts' dequantised weights.
+
+    With at most as many assignments as experts, it dequantises a weight for each assignment; else it computes one
+    product per expert, whose number of rows is read on the host.
     """
-    num_experts, num_columns = len(choices.ends), rows.shape[1]
+    num_experts, num_columns = len(assignments.ends), rows.shape[1]
     experts = stack.view(num_experts, -1, format.row_bytes(num_columns))
     biases = None if bias is None else bias.view(num_experts, -1)
     out = torch.empty((len(rows), experts.shape[1]), dtype=torch.float32, device=rows.device)
     if len(rows) <= num_experts:
         step = max(1, _VALUES_AT_ONCE // max(1, experts.shape[1] * num_columns))
         for part in (slice(begin, begin + step) for begin in range(0, len(rows), step)):
-            chosen = experts.index_select(0, choices.experts[part])
-            matrices, scales = format.values(chosen, num_columns, torch.float32)
+            packed = experts.index_select(0, assignments.experts[part])
+            matrices, scales = format.values(packed, num_columns, torch.float32)
             products = torch.bmm(rows[part, None].float(), matrices.transpose(1, 2))[:, 0]
             put(out[part], products if scales is None else products * scales)
-        return out if biases is None else out + biases.index_select(0, choices.experts).float()
-    for expert, (begin, end) in enumerate(pairwise((0, *host_list(choices.ends)))):
+        return out if biases is None else out + biases.index_select(0, assignments.experts).float()
+    for expert, (begin, end) in enumerate(pairwise((0, *host_list(assignments.ends)))):
         if begin < end:
             own = None if biases is None else biases[expert]
             put(out[begin:end], _product(format, rows[begin:end], experts[expert], own))

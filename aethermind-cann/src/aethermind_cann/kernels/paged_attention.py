@@ -1,7 +1,8 @@
-"""Paged attention: by torch_npu's fused operator, or by gathering keys.
+"""Paged attention: by torch_npu's fused operator, or by torch on gathered keys and values.
 
-The fused operator takes lengths as Python integers, so they are read back once per run; the device is idle then,
-because the engine waits for tokens before it schedules the next step. A graph's lengths are updated before each launch.
+The fused operator takes lengths as Python integers, so they are copied to the host once per run. The device is idle
+then, because the engine waits for tokens before it schedules the next step. The lengths in a captured graph are updated
+before each replay.
 """
 
 from __future__ import annotations
@@ -27,16 +28,19 @@ _MASK_SIZE = 2048
 """Size of the compressed mask of the fused operator's causal and banded modes, for any lengths."""
 _CAUSAL, _BAND = 3, 4
 _BLOCK_MULTIPLE, _MAX_BLOCK, _DIM_MULTIPLE, _MAX_DIM = 128, 512, 16, 512
-"""Alignment of block sizes and head dims, by the operator's documentation."""
+"""The fused operator's limits on block sizes and head dims, by its documentation."""
 _SCORES_AT_ONCE = 1 << 26
-"""Bounds the memory of scores where keys are gathered: queries of a sequence, times heads, times keys."""
+"""The maximum number of scores (queries × heads × keys) that are computed at a time, which bounds temporary memory."""
 
 Gather = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Gathers keys and values of blocks [...]: [..., K, P, C] each, for K KV heads, P tokens of a block and head dim C."""
 
 
 class PagedCall(NamedTuple):
-    """What all sequences of a call share: the cache by `gather`, its block size, and what scores become."""
+    """Arguments that all sequences of a call share: access to the cache, its block size, the window, and score rules.
+
+    `window` is the number of last keys that a query attends to, 0 for all.
+    """
 
     gather: Gather
     block_size: int
@@ -123,7 +127,7 @@ def _attend_gathered(
     if call.window > 0:
         is_visible = is_visible & (key > last_visible[..., None] - call.window)
         is_read = is_read & (key > last_visible.amin(-1, keepdim=True) - call.window)
-    # Slots outside may be uninitialised and NaN, which a zero weight does not cancel.
+    # Values that no query reads may be uninitialised, and NaN times a weight of zero is NaN.
     v = torch.where(is_read[..., None, :, None], v.float(), 0.0)
     distances = None if call.rules.slopes is None else (key - last_visible[..., None]).float()
     return attend(q, k, v, is_visible, call.rules, distances)
@@ -161,7 +165,7 @@ def _has_one_query_each(cu_seqlens_q: list[int]) -> bool:
 
 
 def _decode_lengths(cu_seqlens_q: list[int], seqlens_k: list[int]) -> dict[str, list[int]]:
-    """Lengths with padding as sequences of one key, so that the shape of the work is constant."""
+    """Return the lengths of a decode step; padding counts as sequences of one key, so that all shapes are constant."""
     return {
         "actual_seq_lengths": list(range(1, len(cu_seqlens_q))),
         "actual_seq_lengths_kv": [max(length, 1) for length in seqlens_k],

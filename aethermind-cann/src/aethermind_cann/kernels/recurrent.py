@@ -1,13 +1,13 @@
 """Linear recurrences: the gated delta rule and the scan of Mamba 2, token by token or in chunks.
 
-Both keep a state S [D, E] per head. For each token it decays, takes up the key k [D] with an update u [E], and is read
-by the query q [D]:
+Both keep a state S [D, E] per head. For each token, the state decays, the outer product of key k [D] and update u [E]
+is added to it, and the query q [D] reads it:
 
     S = decay · S + k uᵀ        out = Sᵀ q
 
-In decode, one step is a few products of all sequences. In prefill, the tokens of a chunk are taken up at once by
-products of matrices (`_chunked_recurrence`), which round differently; with `--deterministic`, tokens are taken up one
-by one, for batch invariance.
+In decode, a step is a few products over all sequences. In prefill, the tokens of a chunk are computed at once by matrix
+products (`_chunked_recurrence`), which round differently; with `--deterministic`, tokens are computed one by one, for
+batch invariance.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from functools import partial
 import torch
 from torch.nn.functional import softplus
 
-from aethermind_cann.kernels._chunked_recurrence import Recurrence, in_chunks, of_heads
+from aethermind_cann.kernels._chunked_recurrence import Recurrence, chunked_scan, expand_groups
 from aethermind_cann.kernels._kernel import Attributes, Tensors, plain_kernel
 from aethermind_cann.kernels._state_runs import StateRun, state_runs, token_runs
 
 __all__ = ["KERNELS"]
 
-_LEAST_LOG_DECAY = -200.0
-"""exp of less is zero in float32, and sums of larger numbers round less."""
+_MIN_LOG_DECAY = -200.0
+"""The lower bound of log decays: exp of it is 0 in float32, and a smaller bound would cost precision in sums."""
 
 Runs = Callable[[Tensors], list[StateRun]]
-"""Returns what is computed together, of the tables of a step."""
+"""Returns the groups of tokens that are computed together, given the tables of a step."""
 
 
 def _gated_delta_rule(runs: Runs, inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
     *rows, _, cu_seqlens_q, seqlens_k, state_slots = inputs
     out, states = outputs
     for run in runs((cu_seqlens_q, seqlens_k, state_slots)):
-        results, updated = _take_up(_delta_rule(run, rows, states, attributes), run.states(states))
+        results, updated = _scan_tokens(_delta_rule(run, rows, states, attributes), run.states(states))
         run.put(out, results)
         run.put_states(states, updated)
 
@@ -66,7 +66,7 @@ def _ssd_scan(runs: Runs, inputs: Tensors, outputs: Tensors, attributes: Attribu
         if attributes["dt_max"] > 0:
             step = step.clamp(max=attributes["dt_max"])
         recurrence = Recurrence(c, b, step[..., None] * x, _log_decay(a_log, step), None)
-        results, updated = _take_up(recurrence, run.states(states))
+        results, updated = _scan_tokens(recurrence, run.states(states))
         run.put(out, torch.addcmul(results, d[:, None], x))
         run.put_states(states, updated)
 
@@ -74,7 +74,10 @@ def _ssd_scan(runs: Runs, inputs: Tensors, outputs: Tensors, attributes: Attribu
 def _split(
     rows: torch.Tensor, num_values: int, *, values_first: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The two parts of equal size of the last dim, and the part of `num_values` elements before or behind them."""
+    """Split the last dim into two parts of equal size and one of `num_values` elements, which is the first or the last.
+
+    Returns the two parts of equal size, then the other.
+    """
     size = (rows.shape[-1] - num_values) // 2
     if values_first:
         values, first, second = torch.split_with_sizes(rows, (num_values, size, size), -1)
@@ -88,13 +91,13 @@ def _l2_normed(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def _log_decay(a_log: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-    return (-torch.exp(a_log) * step).clamp(min=_LEAST_LOG_DECAY)
+    return (-torch.exp(a_log) * step).clamp(min=_MIN_LOG_DECAY)
 
 
-def _one_token(recurrence: Recurrence, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Take up one token of each sequence."""
+def _decode_token(recurrence: Recurrence, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the recurrence over one token of each sequence."""
     num_heads = state.shape[1]
-    q, k = (of_heads(x.movedim(1, 2), num_heads) for x in (recurrence.q, recurrence.k))  # [B, H, 1, D]
+    q, k = (expand_groups(x.movedim(1, 2), num_heads) for x in (recurrence.q, recurrence.k))  # [B, H, 1, D]
     update = recurrence.v.movedim(1, 2)  # [B, H, 1, E]
     state = state * torch.exp(recurrence.log_decay[:, 0])[..., None, None]
     if recurrence.beta is not None:
@@ -103,10 +106,13 @@ def _one_token(recurrence: Recurrence, state: torch.Tensor) -> tuple[torch.Tenso
     return (q @ state).movedim(2, 1), state
 
 
-def _take_up(recurrence: Recurrence, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Take up B sequences in their states [B, H, D, E]: returns the results [B, L, H, E] and the new states."""
+def _scan_tokens(recurrence: Recurrence, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the recurrence over L tokens of B sequences, from their states [B, H, D, E].
+
+    Returns the results [B, L, H, E] and the new states.
+    """
     is_decode = recurrence.v.shape[1] == 1
-    return _one_token(recurrence, state) if is_decode else in_chunks(recurrence, state)
+    return _decode_token(recurrence, state) if is_decode else chunked_scan(recurrence, state)
 
 
 KERNELS = [

@@ -14,7 +14,10 @@ __all__ = ["KERNELS"]
 
 
 def _over_rows(reduce: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, dim: Sequence[int]) -> torch.Tensor:
-    """Reduce the last dim of x with the reduced dims moved there: torch orders the terms of others by all sizes."""
+    """Apply `reduce` to x with the reduced dims flattened into the last one.
+
+    Otherwise torch's order of the terms would depend on the sizes of the other dims, so the bits would, too.
+    """
     reduced = sorted(positive_dims(dim, x.dim())) if dim else list(range(x.dim()))
     kept = [position for position in range(x.dim()) if position not in reduced]
     return reduce(x.permute(*kept, *reduced).flatten(len(kept)) if reduced else x[None])

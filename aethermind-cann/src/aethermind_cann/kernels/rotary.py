@@ -52,7 +52,7 @@ def _rope(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
 
 
 def _npu_rotary_mul(inputs: Tensors, outputs: Tensors, attributes: Attributes) -> None:
-    """Tokens are S of BSND, in float32: cosines rounded to 16 bits would change the angles."""
+    """Compute in float32, because cosines of 16 bits would change the angles. The layout is BSND, with tokens as S."""
     x, table = inputs
     interleaved = attributes["interleaved"]
     cos, sin = memoised(("rotary", interleaved), table, lambda: _cosines_sines(table, interleaved))

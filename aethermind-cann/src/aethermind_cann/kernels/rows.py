@@ -1,4 +1,4 @@
-"""Copies without arithmetic: rows gathered or replaced, permutations and repetitions of dims, vectors of a token."""
+"""Operators that only copy: gather and scatter of rows, permute, expand, slice and concatenate."""
 
 from __future__ import annotations
 

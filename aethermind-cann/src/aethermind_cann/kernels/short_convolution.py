@@ -1,7 +1,7 @@
-"""The short convolution of recurrent layers, as a sum over its few taps.
+"""The short causal convolution of recurrent layers, as a sum over its few taps.
 
-torch's convolution is not used: torch_npu computes convolutions of float32 in HF32 by default. Each sum has the same
-order in prefill and in decode.
+torch's convolution is not used, because torch_npu computes float32 convolutions in HF32 by default. Prefill and decode
+add the taps in the same order.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from aethermind.checkpoint.gguf_blocks import BLOCK_TYPES, BlockType
 from aethermind.checkpoint.source import TensorInfo
 from aethermind.errors import CheckpointError, InvalidArgumentError
 from aethermind.file_faults import remedy
-from aethermind.first_party import pip_install
+from aethermind.first_party import pip_install_command
 from aethermind.ops.quantization import row_chunks
 from aethermind.ops.weight_format import QuantizedWeight
 
@@ -193,7 +193,7 @@ class GgufFile:
         if block.needs_library and find_spec("gguf") is None:
             raise CheckpointError(
                 f"{self.path} stores tensor {name!r} in the quantised type {block.name}, whose codebook comes with the "
-                f"package gguf. Run `{pip_install('aethermind-core[gguf]')}`, or take a file in another type."
+                f"package gguf. Run `{pip_install_command('aethermind-core[gguf]')}`, or take a file in another type."
             )
 
     def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:

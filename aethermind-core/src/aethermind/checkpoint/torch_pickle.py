@@ -19,7 +19,7 @@ import numpy.typing as npt
 from aethermind.checkpoint.source import TensorInfo
 from aethermind.errors import CheckpointError
 from aethermind.file_faults import remedy
-from aethermind.first_party import pip_install
+from aethermind.first_party import pip_install_command
 
 __all__ = ["TorchFile"]
 
@@ -105,7 +105,7 @@ class TorchFile:
         except ImportError as error:
             raise CheckpointError(
                 f"{self.path} is a PyTorch checkpoint, which needs torch, and torch cannot be imported ({error}). "
-                f"Run `{pip_install('aethermind-core[torch]')}`, or convert the checkpoint to safetensors."
+                f"Run `{pip_install_command('aethermind-core[torch]')}`, or convert the checkpoint to safetensors."
             ) from None
 
     def _read_state_dict(self) -> Mapping[Any, Any]:

@@ -6,13 +6,13 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line of this process; exits with 0, 1 (a bug), 2 (a user error), 130 (Ctrl-C) or 141 (unread)."""
+    """Run the command line; exits with 0, 1 (a bug), 2 (a user error), 130 (Ctrl-C) or 141 (closed pipe)."""
     import atexit
     import gc
 
     process_exit = _FastExit()
     atexit.register(process_exit.run)  # registered first, so that it runs last
-    # Imports and loading allocate objects that live on; scanning them repeatedly for garbage would slow both down.
+    # Imports and loading allocate long-lived objects; repeated garbage collections would slow both down.
     gc.set_threshold(100_000)
     try:
         from aethermind.cli.app import run
@@ -27,9 +27,9 @@ def main() -> None:
 
 
 class _FastExit:
-    """Ends the process after all other exit handlers, without freeing objects one by one.
+    """Ends the process after all other exit handlers, without freeing objects.
 
-    The system reclaims all memory at once, which is faster than the interpreter's teardown of a large vocabulary.
+    The system reclaims all memory at once, which is faster than the interpreter's deallocation of a large vocabulary.
     """
 
     def __init__(self) -> None:

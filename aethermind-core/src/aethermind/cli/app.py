@@ -18,15 +18,14 @@ from typer.core import TyperGroup
 
 from aethermind import env, log
 from aethermind.cli import console
-from aethermind.cli.command_equivalents import equivalent_command
-from aethermind.cli.commands import COMMANDS, COMPLETION_VARIABLE, LazyCommands
+from aethermind.cli.commands import COMMANDS, COMPLETION_VARIABLE, LazyCommands, equivalent_command
 from aethermind.errors import AetherMindError, SettingsError
 
 __all__ = ["app", "run"]
 
 
 class Commands(TyperGroup):
-    """The built-in commands and those of plugins, which are loaded only to list commands or to find an unknown one."""
+    """The built-in commands and those of plugins. Plugins are loaded only to list or to find commands."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{**options, "commands": None})
@@ -90,19 +89,19 @@ class Commands(TyperGroup):
         except OSError as error:
             if log.get_logger("aethermind").isEnabledFor(logging.DEBUG):
                 raise
-            _fail(f"{_place_of(error)}: {error.strerror or error}. Check paths, permissions and free space.", 2)
+            _fail(f"{_error_subject(error)}: {error.strerror or error}. Check paths, permissions and free space.", 2)
         except Exception as error:
             if env.log_level() == "DEBUG" or log.get_logger("aethermind").isEnabledFor(logging.DEBUG):
                 raise
-            _fail(_unexpected(error), 1)
+            _fail(_bug_report(error), 1)
 
 
-def _unexpected(error: Exception) -> str:
-    """The message for an unexpected exception, and where to report it."""
-    from aethermind.plugins.discovery import fault_of_plugin
+def _bug_report(error: Exception) -> str:
+    """Return the message for an unexpected exception: a bug of the core, or of a plugin."""
+    from aethermind.plugins.discovery import plugin_that_raised
 
     title = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    plugin = fault_of_plugin(error)
+    plugin = plugin_that_raised(error)
     if plugin is None:
         return f"{title}\nThis is a bug. Set AETHERMIND_LOG=debug to see the traceback, and please report it."
     return (
@@ -111,8 +110,8 @@ def _unexpected(error: Exception) -> str:
     )
 
 
-def _place_of(error: OSError) -> str:
-    """The subject of the message for an OSError: a file, the working directory, or the output."""
+def _error_subject(error: OSError) -> str:
+    """Return the beginning of the message for an OSError: what cannot be used."""
     if error.filename is not None:
         return f"{error.filename} cannot be used"
     if error.errno == errno.ENOENT:
@@ -128,16 +127,16 @@ def _fail(message: str, exit_code: int) -> None:
 
 def _discard_if_reader_closed(stream: TextIO) -> bool:
     """If the reader of a stream has closed it, as `| head` does, redirect it to /dev/null. Returns whether it has."""
-    watched = select.poll()
-    watched.register(stream.fileno(), 0)
-    if not any(events & select.POLLERR for _, events in watched.poll(0)):
+    poller = select.poll()
+    poller.register(stream.fileno(), 0)
+    if not any(events & select.POLLERR for _, events in poller.poll(0)):
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return True
 
 
 def _takes_settings(command: Any) -> bool:
-    """Whether a command, or a command of a group, has options that can come from a file."""
+    """Whether a command, or a command of a group, has options that a configuration file can set."""
     if any(parameter.name == "config_file" for parameter in command.params):
         return True
     return any(map(_takes_settings, getattr(command, "commands", {}).values()))

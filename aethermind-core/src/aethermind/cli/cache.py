@@ -29,7 +29,7 @@ CLEAR_EXAMPLES = console.examples(
 
 @dataclass(frozen=True, slots=True)
 class CacheCategory:
-    """Cached files of one purpose: `patterns` are globs below the cache directory."""
+    """Cached files of one kind: `patterns` are globs below the cache directory, `title` describes the kind."""
 
     patterns: tuple[str, ...]
     title: str
@@ -98,7 +98,7 @@ def clear(
             show_default="all",
         ),
     ] = None,
-    is_sure: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    is_confirmed: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete cached files, after asking.
 
@@ -113,8 +113,8 @@ def clear(
         return
     size = console.quantity(sum(size for _, size, _ in files), "B")
     count = f"{len(files)} file{'s' if len(files) > 1 else ''}"
-    if not is_sure:
-        _ask(f"Delete {count}, {size}, in {env.cache_directory()}?")
+    if not is_confirmed:
+        _confirm(f"Delete {count}, {size}, in {env.cache_directory()}?")
     for path, _, _ in files:
         path.unlink(missing_ok=True)
     print(f"Deleted {count}, {size}.")
@@ -146,22 +146,23 @@ def _models() -> list[tuple[str, str, str]]:
         sizes[model] = (known + size, max(last, used))
     rows = sorted(sizes.items(), key=lambda item: -item[1][0])
     return [
-        (model, console.quantity(size, "B"), _day(datetime.fromtimestamp(last, UTC))) for model, (size, last) in rows
+        (model, console.quantity(size, "B"), _local_time(datetime.fromtimestamp(last, UTC)))
+        for model, (size, last) in rows
     ]
 
 
-def _day(moment: datetime) -> str:
+def _local_time(moment: datetime) -> str:
     return f"{moment.astimezone():%Y-%m-%d %H:%M}"
 
 
 def _row(record: dict[str, Any]) -> tuple[str, ...]:
     used = record["last_used"]
-    when = "-" if used is None else _day(datetime.fromisoformat(used))
+    when = "-" if used is None else _local_time(datetime.fromisoformat(used))
     return record["kind"], str(record["num_files"]), console.quantity(record["size_bytes"], "B"), when, record["what"]
 
 
-def _ask(question: str) -> None:
-    """Return if the answer is yes, else exit with code 0. InvalidArgumentError without a terminal."""
+def _confirm(question: str) -> None:
+    """Ask for confirmation; exit with code 0 unless the user confirms. InvalidArgumentError without a terminal."""
     if not console.is_terminal(sys.stdin):
         raise InvalidArgumentError("There is no terminal to ask on; pass --yes to delete without being asked.")
     try:

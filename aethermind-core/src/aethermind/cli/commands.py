@@ -1,7 +1,8 @@
-"""The commands: verbs of the core, each imported when it is first used, and those that plugins add."""
+"""The commands: those of the core, each imported at its first use, those of plugins, and those of other programs."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -22,22 +23,25 @@ __all__ = [
     "COMMANDS",
     "COMPLETION_VARIABLE",
     "CommandSpec",
+    "EQUIVALENTS",
     "LazyCommands",
     "SummaryGroup",
     "collect_commands",
+    "equivalent_command",
     "load_commands",
 ]
 
 
 COMPLETION_VARIABLE = "_AETHERMIND_COMPLETE"
-"""Set by the scripts of `aethermind completion` when they ask for completions."""
+"""The environment variable with which the scripts of `aethermind completion` ask for completions."""
 
 
 class CommandSpec(NamedTuple):
-    """Where a verb is defined: the function of its name, or the group `app`, in a module below `aethermind.cli`.
+    """Where a command is defined: the function of its name, or the group `app`, in a module below `aethermind.cli`.
 
-    `summary` is the first sentence of its help. `examples` names the module's examples. `has_settings` is whether its
-    options can come from a file and from variables, `is_serving` whether it runs until it is stopped and logs requests.
+    `summary` is the first sentence of its help. `examples` is the module's variable with the examples. `has_settings`
+    means that a configuration file and environment variables can set its options, `is_serving` that it runs until it is
+    stopped, and logs requests.
     """
 
     module: str
@@ -52,9 +56,9 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "generate": CommandSpec("generate", "Continue a prompt and print the text."),
     "chat": CommandSpec("chat", "Hold a conversation with a chat model."),
     "serve": CommandSpec("serve", "Serve models through an OpenAI-compatible HTTP API.", is_serving=True),
-    "run": CommandSpec("run", "Download a model if it is not here, and chat with it."),
+    "run": CommandSpec("chat", "Download a model if it is not here, and chat with it.", "RUN_EXAMPLES"),
     "ps": CommandSpec("ps", "List the models that a running server has loaded.", has_settings=False),
-    "pull": CommandSpec("pull", "Download models of the Hugging Face Hub.", has_settings=False),
+    "pull": CommandSpec("models", "Download models of the Hugging Face Hub.", "PULL_EXAMPLES", has_settings=False),
     "quantize": CommandSpec("quantize", "Quantise a model's weights and write it for this and other engines."),
     "doctor": CommandSpec(
         "doctor", "Report on the machine, its devices and the installed plugins.", has_settings=False
@@ -107,21 +111,21 @@ class LazyCommands(Mapping[str, Any]):
         return len(COMMANDS)
 
 
-def _load(name: str, verb: CommandSpec) -> Any:
-    module = import_module(f"aethermind.cli.{verb.module}")
-    if verb.is_group:
+def _load(name: str, spec: CommandSpec) -> Any:
+    module = import_module(f"aethermind.cli.{spec.module}")
+    if spec.is_group:
         return _expanding_home(typer.main.get_group(module.app))
     from aethermind.cli.configured import ConfiguredCommand, ServingCommand
 
-    alone = typer.Typer(rich_markup_mode=None, add_completion=False)
-    configured = ServingCommand if verb.is_serving else ConfiguredCommand
-    cls = configured if verb.has_settings else None
-    alone.command(name, cls=cls, epilog=getattr(module, verb.examples))(getattr(module, name))
-    return _expanding_home(typer.main.get_command(alone))
+    single = typer.Typer(rich_markup_mode=None, add_completion=False)
+    base = ServingCommand if spec.is_serving else ConfiguredCommand
+    cls = base if spec.has_settings else None
+    single.command(name, cls=cls, epilog=getattr(module, spec.examples))(getattr(module, name))
+    return _expanding_home(typer.main.get_command(single))
 
 
 def _expanding_home(command: Any) -> Any:
-    """The command, with `~` expanded in every path that it takes: shells do so only at the beginning of a word."""
+    """Make a command expand `~` in all its paths, and return it. Shells expand it only at the start of a word."""
     for parameter in command.params:
         kind = parameter.type
         if kind.name in ("path", "file", "directory"):
@@ -139,7 +143,7 @@ def _expanded(convert: Callable[..., Any], path: Any, parameter: Any, context: A
 
 
 class SummaryGroup(TyperGroup):
-    """A group of commands whose help shows their whole summaries, wrapped instead of cut."""
+    """A group of commands whose help wraps the summaries of its commands instead of truncating them."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         commands: list[tuple[str, Any]] = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
@@ -159,14 +163,17 @@ def load_commands(taken: Container[str]) -> dict[str, Any]:
 def collect_commands(
     records: Sequence[PluginRecord], manager: pluggy.PluginManager, taken: Container[str]
 ) -> dict[str, Any]:
-    """Call `register_commands` of each loaded plugin; failures and names already taken are noted in its record."""
+    """Call `register_commands` of each loaded plugin and return the commands by name.
+
+    A failure, and a name that exists already, is stored in the plugin's record.
+    """
     from aethermind.plugins.loading import call_each
 
     commands: dict[str, Any] = {}
     for record in records:
         app = typer.Typer(rich_markup_mode=None)
-        has_answered = list(call_each(manager, [record], "register_commands", app=app))
-        if not has_answered or not (app.registered_commands or app.registered_groups):
+        has_succeeded = list(call_each(manager, [record], "register_commands", app=app))
+        if not has_succeeded or not (app.registered_commands or app.registered_groups):
             continue
         found = typer.main.get_group(app).commands
         clashes = [name for name in found if name in taken or name in commands]
@@ -176,3 +183,71 @@ def collect_commands(
         record.registered["commands"] = sorted(added)
         commands.update(added)
     return commands
+
+
+def equivalent_command(command: str, args: Sequence[str]) -> str | None:
+    """Return the equivalent here of another program's command with these arguments, or None.
+
+    The result continues a sentence that begins with "Type".
+    """
+    describe = EQUIVALENTS.get(command)
+    return None if describe is None else describe([word for word in args if not word.startswith("-")])
+
+
+def _run(words: Sequence[str]) -> str:
+    return f"`aethermind run {_model(words)}`"
+
+
+def _pull(words: Sequence[str]) -> str:
+    return f"`aethermind pull {shlex.quote(words[0]) if words else 'ORG/NAME'}`"
+
+
+def _show(words: Sequence[str]) -> str:
+    return f"`aethermind models show {_model(words)}`, with `--estimate` for the memory that it needs here"
+
+
+def _remove(words: Sequence[str]) -> str:
+    return f"`aethermind models rm {_model(words)}`"
+
+
+def _serve(words: Sequence[str]) -> str:
+    return f"`aethermind serve {_model(words)}`"
+
+
+def _complete(words: Sequence[str]) -> str:
+    text = shlex.join([" ".join(words)]) if words else '"Once upon a time"'
+    return f"`aethermind generate --model MODEL {text}`"
+
+
+def _help(words: Sequence[str]) -> str:
+    return f"`aethermind {shlex.join([*words, '--help'])}`"
+
+
+def _use_model_files(words: Sequence[str]) -> str:
+    return f"`aethermind chat {_model(words)}`: a model is a directory or a .gguf file, which nothing has to register"
+
+
+def _model(words: Sequence[str]) -> str:
+    return shlex.quote(words[0]) if words else "MODEL"
+
+
+EQUIVALENTS: Mapping[str, Callable[[Sequence[str]], str]] = {
+    "cli": _run,
+    "complete": _complete,
+    "completions": lambda _: "`aethermind completion bash`, `zsh` or `fish`",
+    "cp": _use_model_files,
+    "create": _use_model_files,
+    "download": _pull,
+    "embed": lambda _: "`aethermind serve MODEL`, and ask its /v1/embeddings; in Python `LLM(…).embed(…)`",
+    "help": _help,
+    "info": lambda _: "`aethermind doctor`",
+    "launch_server": _serve,
+    "list": lambda _: "`aethermind models list`, or `aethermind models FOLDER` for the models in a folder",
+    "ls": lambda _: "`aethermind models list`, or `aethermind models FOLDER` for the models in a folder",
+    "rm": _remove,
+    "server": _serve,
+    "show": _show,
+    "stop": lambda _: "Ctrl-C where `aethermind serve` runs, or send it SIGTERM: it finishes what is open",
+    "version": lambda _: "`aethermind --version`",
+}
+"""Commands of Ollama, vLLM, llama.cpp and SGLang, each with the equivalent command here."""

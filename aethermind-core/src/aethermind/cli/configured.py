@@ -1,4 +1,4 @@
-"""Commands whose options are settings: values without a flag come from variables and the file before the command runs.
+"""Commands whose options are settings: an option that is not given gets the value of a variable or of the file.
 
 The modules that merge a file, environment variables and flags are imported only if there is a file, or a variable
 other than those of `env.NAMES`.
@@ -39,7 +39,7 @@ class ConfiguredCommand(TyperCommand):
     """
 
     log_level = "warning"
-    """The level from which on the command logs by default."""
+    """The default log level of the command."""
 
     def __init__(self, *args: Any, **names: Any) -> None:
         super().__init__(*args, **names)
@@ -80,12 +80,12 @@ class ConfiguredCommand(TyperCommand):
         ]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.allow_extra_args = True  # for the error below, which says more than that there are too many
+        ctx.allow_extra_args = True  # for the error below, which has a hint
         rest: list[str] = super().parse_args(ctx, with_current_flags(args, self.params))
-        if self._model is not None and (named := ctx.params.pop(_POSITIONAL)):
+        if self._model is not None and (positional := ctx.params.pop(_POSITIONAL)):
             if is_on_command_line(ctx, self._model.name):
                 ctx.fail("A model is given with --model and one without it; keep one of them.")
-            ctx.params[self._model.name] = list(named) if isinstance(named, tuple) else named
+            ctx.params[self._model.name] = list(positional) if isinstance(positional, tuple) else positional
             ctx.set_parameter_source(self._model.name, ctx.get_parameter_source(_POSITIONAL))
         if ctx.args and not ctx.resilient_parsing:
             is_text = any(
@@ -101,36 +101,36 @@ class ConfiguredCommand(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         root = ctx.find_root()
-        named = ctx.params.pop("config_file") or root.params.get("config_file")
+        config_path = ctx.params.pop("config_file") or root.params.get("config_file")
         if ctx.params["log_level"] is None and root.params.get("log_level") is not None:
             ctx.params["log_level"] = root.params["log_level"]
             ctx.set_parameter_source("log_level", root.get_parameter_source("log_level"))
         if ctx.params["log_level"] is not None:
             options.checked_level(ctx.params["log_level"])
-        is_asked = ctx.params.pop("print_config")
-        from_variables = _check_variables()
+        prints_config = ctx.params.pop("print_config")
+        has_variables = _check_variables()
         from aethermind.config.file import find_file
 
-        file = find_file(named)
-        if file or from_variables or is_asked or not log.is_level(env.log_level()):
-            self._configure(ctx, file, is_asked)
+        file = find_file(config_path)
+        if file or has_variables or prints_config or not log.is_level(env.log_level()):
+            self._configure(ctx, file, prints_config)
         log.set_level(ctx.params.pop("log_level") or env.log_level(self.log_level))
         return super().invoke(ctx)
 
-    def _configure(self, ctx: Any, file: Any, is_asked: bool) -> None:
+    def _configure(self, ctx: Any, file: Any, prints_config: bool) -> None:
         from aethermind.config import resolve
 
         settings = {setting.parameter: setting for section in SECTIONS for setting in section.settings.values()}
-        flags = _flags(ctx, settings)
+        flags = _settings_on_command_line(ctx, settings)
         configuration = resolve(SECTIONS, file=file, variables=os.environ, flags=flags)
-        if is_asked:
-            _print(configuration, as_json=bool(ctx.params.get("as_json")))
+        if prints_config:
+            _print_configuration(configuration, as_json=bool(ctx.params.get("as_json")))
             raise typer.Exit()
         lists = {parameter.name for parameter in ctx.command.params if getattr(parameter, "multiple", False)}
         for name, setting in configuration.settings.items():
             value, origin = configuration.values[name]
             if origin != "default" and name not in flags and setting.parameter in ctx.params:
-                ctx.params[setting.parameter] = _as_parameter(value, is_list=setting.parameter in lists)
+                ctx.params[setting.parameter] = _option_value(value, is_list=setting.parameter in lists)
 
 
 class ServingCommand(ConfiguredCommand):
@@ -139,8 +139,8 @@ class ServingCommand(ConfiguredCommand):
     log_level = "info"
 
 
-def _as_parameter(value: Any, *, is_list: bool) -> Any:
-    """A setting's value in the form that its option gives."""
+def _option_value(value: Any, *, is_list: bool) -> Any:
+    """Convert a setting's value to the type of its command-line option: a list if that may be given several times."""
     if isinstance(value, tuple):
         return list(value)
     return [value] if is_list and value is not None else value
@@ -166,8 +166,8 @@ def _check_variables() -> bool:
     return any(name in known for name in unknown)
 
 
-def _flags(ctx: Any, settings: Mapping[str, Setting]) -> dict[str, SettingValue]:
-    """The options given on the command line that are settings."""
+def _settings_on_command_line(ctx: Any, settings: Mapping[str, Setting]) -> dict[str, SettingValue]:
+    """Return the settings that are given as options on the command line, by full name."""
     from aethermind.config import SettingValue
 
     flags = {}
@@ -177,7 +177,7 @@ def _flags(ctx: Any, settings: Mapping[str, Setting]) -> dict[str, SettingValue]
     return flags
 
 
-def _print(configuration: Configuration, *, as_json: bool) -> None:
+def _print_configuration(configuration: Configuration, *, as_json: bool) -> None:
     from aethermind.cli import console
 
     if as_json:

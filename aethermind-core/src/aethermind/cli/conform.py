@@ -28,12 +28,14 @@ EXAMPLES = console.examples(
 
 _MAX_SHOWN = 20
 
-_DEVICE_FLAGS = {
+_NO_FAMILY_FLAGS = {
     "suite": "a model package has one suite.",
     "model": "the models of a model package are its own.",
     "compare": "a model package is compared with transformers.",
 }
-_FAMILY_FLAGS = {"device": "it is a device itself."}
+"""Flags that do not apply to a model package, with the reason."""
+_NO_DEVICE_FLAGS = {"device": "it is a device itself."}
+"""Flags that do not apply to a device, with the reason."""
 
 
 def conform(
@@ -80,8 +82,8 @@ def conform(
 
     runtime = Runtime.boot()
     is_family = _is_family(runtime, name)
-    _check_flags(ctx, name, _DEVICE_FLAGS if is_family else _FAMILY_FLAGS)
-    suites = _known(suite or SUITES, SUITES)
+    _check_flags(ctx, name, _NO_FAMILY_FLAGS if is_family else _NO_DEVICE_FLAGS)
+    suites = _checked_suites(suite or SUITES, SUITES)
     if "models" in suites and not is_family:
         runtime.open_source(model)
     if compare is not None:
@@ -119,14 +121,14 @@ def _is_family(runtime: Runtime, name: str) -> bool:
     return not is_device and bool(architectures_of(runtime, name))
 
 
-def _check_flags(ctx: typer.Context, name: str, others: Mapping[str, str]) -> None:
-    """InvalidArgumentError for a flag that is about devices when a model package is checked, or the reverse."""
-    for parameter, reason in others.items():
+def _check_flags(ctx: typer.Context, name: str, reasons: Mapping[str, str]) -> None:
+    """Raise InvalidArgumentError for a flag in `reasons`, which maps flags without effect to the reason."""
+    for parameter, reason in reasons.items():
         if is_on_command_line(ctx, parameter):
             raise InvalidArgumentError(f"--{parameter} has no effect on {name}: {reason} Leave it out.")
 
 
-def _known(suites: Sequence[str], known: Sequence[str]) -> Sequence[str]:
+def _checked_suites(suites: Sequence[str], known: Sequence[str]) -> Sequence[str]:
     for name in suites:
         if name not in known:
             raise InvalidArgumentError(f"There is no suite {name!r}; pass --suite {', '.join(known)}.")

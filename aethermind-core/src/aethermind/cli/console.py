@@ -57,7 +57,7 @@ def style(text: str, name: str, stream: TextIO) -> str:
 
 
 def printable(text: str) -> str:
-    """Text without control characters, which a terminal would execute; Escape, for example, becomes U+241B."""
+    """Replace control characters, which a terminal would interpret, by printable ones; Escape becomes U+241B."""
     return text.translate(_CONTROLS)
 
 
@@ -67,7 +67,7 @@ def print_note(text: str) -> None:
 
 
 def columns(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
-    """Rows as aligned lines; every column but the last is as wide as its widest cell. Rows may differ in length."""
+    """Return rows as aligned lines; every column but the last is as wide as its widest cell. Lengths may differ."""
     rows = [tuple(row) for row in rows]
     widths: dict[int, int] = {}
     for row in rows:
@@ -78,7 +78,7 @@ def columns(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
 
 
 def quantity(value: float, unit: str) -> str:
-    """A number with a decimal prefix: `quantity(2.5e9, "B/s") == "2.50 GB/s"`."""
+    """Return a number with a decimal prefix: `quantity(2.5e9, "B/s") == "2.50 GB/s"`."""
     for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= factor:
             return f"{value / factor:.2f} {prefix}{unit}"
@@ -86,7 +86,7 @@ def quantity(value: float, unit: str) -> str:
 
 
 def examples(*lines: str) -> str:
-    """The Examples section of a help page."""
+    """Return the Examples section of a help page; typer leaves its lines as they are."""
     return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
 
 

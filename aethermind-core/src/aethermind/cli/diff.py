@@ -31,7 +31,7 @@ def diff(
     dtype: str,
     **options: Any,
 ) -> dict[str, Any]:
-    """Run a prompt on both devices in the dtype that the first chooses; returns their differences, for JSON.
+    """Run a prompt on both devices and return the differences, for JSON. Both compute in the dtype of the first.
 
     The first device is the reference. InvalidArgumentError when the second does not compute in that dtype.
     """
@@ -74,7 +74,7 @@ def _as_record(comparison: Comparison, tested: LLM) -> dict[str, Any]:
 
 
 def _difference_record(difference: Difference, operators: set[str]) -> dict[str, Any]:
-    """A difference for JSON, with its scope: the parts of the name before the first operator."""
+    """Return a difference for JSON, with its scope: the parts of the value's name before the first operator."""
     parts = difference.name.partition("/")[0].split(".")
     first = next((position for position, part in enumerate(parts) if part in operators), len(parts))
     record = {name: _number(value) for name, value in asdict(difference).items()}
@@ -82,21 +82,21 @@ def _difference_record(difference: Difference, operators: set[str]) -> dict[str,
 
 
 def _number(value: Any) -> Any:
-    """A value for JSON, in which infinities and NaN are text."""
+    """Convert infinities and NaN, which JSON lacks, to text."""
     return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
 def print_diff(report: dict[str, Any]) -> None:
     """Print the report as text."""
     first_device, second_device = report["devices"]
-    alone = [
+    only_on_one = [
         f"{len(report[key])} only on {device}"
         for key, device in (("only_in_first", first_device), ("only_in_second", second_device))
         if report[key]
     ]
     print(
         f"{report['model']} ({report['dtype']}), {second_device} against {first_device}: {report['num_steps']} steps, "
-        f"{len(report['compared'])} values of each compared" + (f" ({', '.join(alone)})" if alone else "")
+        f"{len(report['compared'])} values of each compared" + (f" ({', '.join(only_on_one)})" if only_on_one else "")
     )
     first = report["first_divergence"]
     if first is None:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind import env
 from aethermind.cli import console, options
-from aethermind.cli.plugins import boot, how_to_leave_out, plugin_records, plugin_rows
+from aethermind.cli.plugins import boot, disabling_advice, plugin_records, plugin_rows
 from aethermind.errors import AetherMindError
-from aethermind.first_party import pip_install
+from aethermind.first_party import pip_install_command
 from aethermind.plugins import API_VERSION
 from aethermind.plugins.doctor_checks import run_checks
 from aethermind.plugins.requirements import how_to_meet, unmet_requirements
-from aethermind.runtime.isolated_devices import facts_of
+from aethermind.runtime.isolated_devices import device_record
 
 if TYPE_CHECKING:
     from aethermind.hal.registry import DeviceEntry
@@ -41,15 +41,15 @@ def doctor(as_json: options.AsJson = False) -> None:
 
 
 def examine(runtime: Runtime) -> dict[str, Any]:
-    """The report of `doctor`. A broken plugin or device is part of it and raises nothing."""
-    devices = [_examine_device(entry) for entry in runtime.devices]
+    """Return the report of `doctor`. The failure of a plugin or device is part of it and raises nothing."""
+    devices = [_device_record(entry) for entry in runtime.devices]
     usable = [device["name"] for device in devices if device["is_available"] and device["priority"] >= 0]
     allowed = env.plugin_allow_list()
     return {
         "version": console.version(),
         "plugin_api_version": API_VERSION,
         "contract": API_VERSION,  # its deprecated name, kept while plugin API version 1 is supported
-        "machine": _examine_machine(),
+        "machine": _machine_record(),
         "devices": devices,
         "auto_device": usable[0] if usable else None,
         "plugins": runtime.plugins,
@@ -65,7 +65,7 @@ def examine(runtime: Runtime) -> dict[str, Any]:
     }
 
 
-def _examine_machine() -> dict[str, Any]:
+def _machine_record() -> dict[str, Any]:
     from aethermind.hal.host_memory import host_memory_bytes
     from aethermind.hal.topology import host_topology
 
@@ -93,7 +93,7 @@ def _processor_name() -> str:
         return platform.processor() or "unknown"
 
 
-def _examine_device(entry: DeviceEntry) -> dict[str, Any]:
+def _device_record(entry: DeviceEntry) -> dict[str, Any]:
     """Probe a device, and open it if it is available to read its properties."""
     device: dict[str, Any] = {"name": entry.name, "priority": entry.priority, "provider": entry.provider}
     try:
@@ -101,19 +101,19 @@ def _examine_device(entry: DeviceEntry) -> dict[str, Any]:
         device |= {"is_available": probe.is_available, "count": probe.count, "reason": probe.reason}
         device["is_broken"] = probe.is_broken
         if probe.is_available:
-            device |= _examine_backend(entry)
+            device |= _backend_record(entry)
     except Exception as error:
         reason = str(error) if isinstance(error, AetherMindError) else f"{type(error).__name__}: {error}"
         device |= {"is_available": False, "count": 0, "reason": reason, "is_broken": True}
     return device
 
 
-def _examine_backend(entry: DeviceEntry) -> dict[str, Any]:
-    """Properties of a backend. A third-party one is opened in a child process, so that it cannot end this report."""
+def _backend_record(entry: DeviceEntry) -> dict[str, Any]:
+    """Return the properties of a device. A third-party one is opened in a child process, where it may crash."""
     if entry.examine is not None:
         return entry.examine()
     with closing(entry.open()) as backend:
-        return facts_of(backend)
+        return device_record(backend)
 
 
 def _versions() -> dict[str, str | None]:
@@ -143,8 +143,8 @@ def _print_report(report: dict[str, Any]) -> None:
     ]
     _print_section("Machine", rows)
     _print_section(f"Devices (auto is {report['auto_device'] or 'none'})", [_device_row(d) for d in report["devices"]])
-    _print_section("Plugins", plugin_rows(report["plugins"]) or [(f"none; run `{pip_install('aethermind')}`",)])
-    for line in how_to_leave_out(report["plugins"]):
+    _print_section("Plugins", plugin_rows(report["plugins"]) or [(f"none; run `{pip_install_command('aethermind')}`",)])
+    for line in disabling_advice(report["plugins"]):
         print(f"  {line}")
     if report["plugin_allow_list"] is not None:
         print(f"  AETHERMIND_PLUGINS lets only these load: {', '.join(report['plugin_allow_list']) or 'none'}")
@@ -175,10 +175,10 @@ def _print_section(title: str, rows: list[Any]) -> None:
 
 def _device_row(device: dict[str, Any]) -> tuple[str, ...]:
     state = "broken" if device["is_broken"] else "available" if device["is_available"] else "absent"
-    facts = [device["reason"].removesuffix(".")]
+    details = [device["reason"].removesuffix(".")]
     if device.get("isa"):
-        facts.append(" ".join(device["isa"]))
-    facts += [f"{name} {value}" for name, value in device.get("details", {}).items()]
+        details.append(" ".join(device["isa"]))
+    details += [f"{name} {value}" for name, value in device.get("details", {}).items()]
     if device.get("dtypes"):
-        facts.append(", ".join(device["dtypes"]))
-    return device["name"], state, f"priority {device['priority']}", device["provider"], "; ".join(facts)
+        details.append(", ".join(device["dtypes"]))
+    return device["name"], state, f"priority {device['priority']}", device["provider"], "; ".join(details)

@@ -37,7 +37,7 @@ EXAMPLES = console.examples(
 )
 
 _MAX_NAMES = 4
-"""Maximum number of kernels named with one reason."""
+"""The maximum number of kernels listed with one reason."""
 
 
 @with_settings
@@ -132,7 +132,10 @@ def _explain_kernels(model: str, settings: dict[str, Any], *, as_json: bool) -> 
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """One step of the report. `path` is its operator below the composites that contain it: `mlp_swiglu/linear`."""
+    """One step of the plan in the report.
+
+    `path` is its operator after the composite operators that decomposed into it: `mlp_swiglu/linear`.
+    """
 
     scope: str
     path: str
@@ -146,7 +149,7 @@ class StepLine:
 
 @dataclass(slots=True)
 class LayerGroup:
-    """The steps before or after the layers, or the layers that share the same steps. Mutable while collected."""
+    """Layers that have the same steps; or, without layers, the steps before or after them. Mutable while collected."""
 
     name: str
     steps: tuple[StepLine, ...]
@@ -161,21 +164,21 @@ class LayerGroup:
 
 
 def layer_groups(compiled: Compiled, operators: Container[str]) -> list[LayerGroup]:
-    """The steps by layer in the order of the plan; layers with the same steps form one group."""
+    """Group the steps of a plan by layer, in order; layers with the same steps form one group."""
     found: list[LayerGroup] = []
     for layer, steps in _steps_by_layer(compiled, operators):
-        alike = next((section for section in found if section.layers and section.steps == steps), None)
+        equal = next((group for group in found if group.layers and group.steps == steps), None)
         if layer is None:
             found.append(LayerGroup("after the layers" if found else "before the layers", steps))
-        elif alike is not None:
-            alike.layers.append(layer)
+        elif equal is not None:
+            equal.layers.append(layer)
         else:
             found.append(LayerGroup("", steps, [layer]))
     return found
 
 
 def _steps_by_layer(compiled: Compiled, operators: Container[str]) -> list[tuple[int | None, tuple[StepLine, ...]]]:
-    """Consecutive steps of the same layer, with the layer."""
+    """Return the layers in order, each with its steps; None is the layer of steps outside of layers."""
     from aethermind.graph.plan import LAYER_PREFIX
 
     runs: list[tuple[int | None, list[StepLine]]] = []
@@ -187,7 +190,7 @@ def _steps_by_layer(compiled: Compiled, operators: Container[str]) -> list[tuple
 
 
 def _line(source: str, resolution: Resolution, operators: Container[str]) -> StepLine:
-    """Describe a step. `source` has scopes, then operators from the outermost composite inwards, outputs, numbers."""
+    """Describe a step. `source` names scopes, the decomposed operators from the outermost inwards, and outputs."""
     chosen = resolution.chosen
     assert chosen is not None, "a compiled step has a kernel"
     parts = re.split(r"[./]", source)
@@ -208,9 +211,10 @@ def _line(source: str, resolution: Resolution, operators: Container[str]) -> Ste
 
 
 def examine(compiled: CompiledModel) -> dict[str, Any]:
-    """The report of `explain`, for JSON."""
-    plain = compiled.step
+    """Return the report of `explain`, for JSON."""
     from aethermind.engine.loading.weight_formats import format_uses
+
+    default_step = compiled.step
 
     operators = {operator.name for operator in compiled.operators}
     may_fall_back = compiled.open_device.backend.capabilities.is_host_accessible
@@ -221,29 +225,29 @@ def examine(compiled: CompiledModel) -> dict[str, Any]:
         "device_reason": compiled.open_device.selection.reason,
         "dtype": str(compiled.dtype),
         "weight_formats": [as_record(use) for use in format_uses(compiled)],
-        "num_steps": len(plain.plan.steps),
-        "num_native_breaks": sum(step.kernel.native is None for step in plain.plan.steps),
-        "fallbacks": list(plain.fallbacks) if may_fall_back else [],
-        "missing": [] if may_fall_back else list(plain.fallbacks),
+        "num_steps": len(default_step.plan.steps),
+        "num_native_breaks": sum(step.kernel.native is None for step in default_step.plan.steps),
+        "fallbacks": list(default_step.fallbacks) if may_fall_back else [],
+        "missing": [] if may_fall_back else list(default_step.fallbacks),
         "without_kernel_in_other_steps": _without_kernel_in_other_steps(compiled),
         "memory": {
-            "arena_bytes": plain.memory.arena_bytes,
-            "lower_bound_bytes": plain.memory.lower_bound_bytes,
-            "symbols": dict(plain.plan.symbols),
+            "arena_bytes": default_step.memory.arena_bytes,
+            "lower_bound_bytes": default_step.memory.lower_bound_bytes,
+            "symbols": dict(default_step.plan.symbols),
         },
         "sections": [
             {
-                "title": section.title,
-                "layers": section.layers,
-                "steps": [_as_record(step, may_fall_back) for step in section.steps],
+                "title": group.title,
+                "layers": group.layers,
+                "steps": [_as_record(step, may_fall_back) for step in group.steps],
             }
-            for section in layer_groups(plain, operators)
+            for group in layer_groups(default_step, operators)
         ],
     }
 
 
 def _without_kernel_in_other_steps(compiled: CompiledModel) -> dict[str, list[str]]:
-    """Operators that only some requests need and the device has no kernel for, by the feature requested."""
+    """Return operators without a kernel that only some features need, by feature."""
     from aethermind.engine.loading.model_graph import GraphKey, GraphKind
 
     if compiled.is_encoder:
@@ -296,11 +300,11 @@ def _print_report(report: dict[str, Any]) -> None:
     shown: set[str] = set()
     for section in report["sections"]:
         rows += [(), (section["title"],)]
-        for step, alike in groupby(section["steps"]):
-            times = len(list(alike))
+        for step, equal in groupby(section["steps"]):
+            times = len(list(equal))
             path = step["path"] + (f" ×{times}" if times > 1 else "")
             path += "" if step["weight_format"] == "dense" else f" [{step['weight_format']}]"
-            why = _why(step)
+            why = _choice_reason(step)
             remark = why if step["is_fallback"] or step["is_missing"] or why not in shown else ""
             shown.add(why)
             rows.append(("  " + (step["scope"] or "-"), path, f"→ {step['kernel'] or 'MISSING'}", remark))
@@ -322,16 +326,16 @@ def _print_report(report: dict[str, Any]) -> None:
     print(f"Intermediate values: {arena}, at least {bound} are alive at once (largest step: {sizes})")
 
 
-def _why(step: dict[str, Any]) -> str:
+def _choice_reason(step: dict[str, Any]) -> str:
     if step["is_fallback"] or step["is_missing"]:
         reasons = _by_reason(step, step["rejected"]) or "the device has no kernel for it"
         return f"fallback; {reasons}" if step["is_fallback"] else reasons
     if not step["rejected"]:
         return "the only one"
     reasons = _by_reason(step, [kernel for kernel in step["rejected"] if not _is_outranked(kernel)])
-    outranked = dict.fromkeys(_rival(step, kernel) for kernel in step["rejected"] if _is_outranked(kernel))
+    outranked = dict.fromkeys(_distinct_name(step, kernel) for kernel in step["rejected"] if _is_outranked(kernel))
     parts = [f"not {reasons}"] if reasons else []
-    parts += [f"priority {step['priority']} over {_few(list(outranked))}"] if outranked else []
+    parts += [f"priority {step['priority']} over {_abbreviated(list(outranked))}"] if outranked else []
     return "; ".join(parts)
 
 
@@ -339,12 +343,12 @@ def _by_reason(step: dict[str, Any], rejected: Iterable[dict[str, str]]) -> str:
     """`a, b: needs head_dim 64; c: computes float32, not bfloat16`: each reason once, with its kernels."""
     names: dict[str, dict[str, None]] = {}
     for kernel in rejected:
-        names.setdefault(kernel["reason"], {})[_rival(step, kernel)] = None
-    return "; ".join(f"{_few(list(kernels))}: {reason}" for reason, kernels in names.items())
+        names.setdefault(kernel["reason"], {})[_distinct_name(step, kernel)] = None
+    return "; ".join(f"{_abbreviated(list(kernels))}: {reason}" for reason, kernels in names.items())
 
 
-def _few(names: list[str]) -> str:
-    """The first names, and how many more there are; `--json` has all."""
+def _abbreviated(names: list[str]) -> str:
+    """List the first names, and the number of the others; `--json` has all."""
     shown = names if len(names) <= _MAX_NAMES else names[: _MAX_NAMES - 1]
     rest = len(names) - len(shown)
     return ", ".join(shown) + (f" and {rest} more" if rest else "")
@@ -355,18 +359,18 @@ def _is_outranked(rejected: dict[str, str]) -> bool:
     return rejected["reason"].startswith(("priority ", "of the same priority "))
 
 
-def _rival(step: dict[str, Any], rejected: dict[str, str]) -> str:
-    """The name of a rejected kernel; `another NAME` if the chosen one has the same name."""
+def _distinct_name(step: dict[str, Any], rejected: dict[str, str]) -> str:
+    """Return the name of a rejected kernel; `another NAME` if the chosen one has the same name."""
     name = rejected["kernel"]
     return f"another {name}" if name == step["kernel"] else name
 
 
 def _ranges(numbers: Iterable[int]) -> str:
     """`[0, 1, 2, 5]` as `0-2, 5`."""
-    spans: list[list[int]] = []
+    ranges: list[list[int]] = []
     for number in numbers:
-        if spans and spans[-1][1] == number - 1:
-            spans[-1][1] = number
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
         else:
-            spans.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+            ranges.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)

@@ -17,10 +17,10 @@ from aethermind.config.section import Setting, settings_of
 from aethermind.errors import InvalidArgumentError
 
 __all__ = [
+    "completer_of",
     "flag_of",
     "is_on_command_line",
     "model_names",
-    "one_of",
     "with_current_flags",
     "with_flags",
     "with_settings",
@@ -30,11 +30,11 @@ _log = log.get_logger(__name__)
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as the command line calls it, with an option for each setting.
+    """Decorate a command: give it an option for each setting among its parameters.
 
-    A parameter annotated with a dataclass of settings becomes one option per field, at its place; the command gets an
-    instance. One annotated with `Annotated[type, Setting]` becomes that setting's option, with the setting's default
-    unless it has its own.
+    A parameter annotated with a dataclass of settings is replaced by one option per field, and the command gets an
+    instance of the dataclass. A parameter annotated with `Annotated[type, Setting]` becomes that setting's option; its
+    default takes precedence over the setting's.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
@@ -43,20 +43,20 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         if parameter.name in groups:
             parameters += map(_parameter, settings_of(groups[parameter.name]).values())
         else:
-            parameters.append(_converted(parameter, hints[parameter.name]))
+            parameters.append(_with_typer_annotation(parameter, hints[parameter.name]))
 
-    def called(**given: Any) -> None:
-        taken = {name: _group(kind, given) for name, kind in groups.items()}
-        command(**given, **taken)
+    def call_command(**given: Any) -> None:
+        instances = {name: _group_instance(kind, given) for name, kind in groups.items()}
+        command(**given, **instances)
 
-    called.__name__, called.__doc__ = command.__name__, command.__doc__
-    called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return called
+    call_command.__name__, call_command.__doc__ = command.__name__, command.__doc__
+    call_command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    call_command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call_command
 
 
-def _group(kind: Any, given: dict[str, Any]) -> Any:
-    """An instance of a settings dataclass from the options of a command line, which are removed from `given`."""
+def _group_instance(kind: Any, given: dict[str, Any]) -> Any:
+    """Construct a settings dataclass from options of the command line, which are removed from `given`."""
     settings = settings_of(kind)
     values = {key: given.pop(setting.parameter) for key, setting in settings.items()}
     try:
@@ -77,23 +77,23 @@ def _parameter(setting: Setting) -> Parameter:
     return Parameter(setting.parameter, Parameter.KEYWORD_ONLY, default=setting.default, annotation=annotation)
 
 
-def _converted(parameter: Parameter, hint: Any) -> Parameter:
-    """A parameter with an annotation that typer understands."""
-    about = next((metadata for metadata in getattr(hint, "__metadata__", ()) if isinstance(metadata, Setting)), None)
-    if about is None:
+def _with_typer_annotation(parameter: Parameter, hint: Any) -> Parameter:
+    """Replace a parameter's annotation by one that typer understands."""
+    declared = next((metadata for metadata in getattr(hint, "__metadata__", ()) if isinstance(metadata, Setting)), None)
+    if declared is None:
         return parameter.replace(annotation=hint, kind=Parameter.KEYWORD_ONLY)
-    default = about.default if parameter.default is Parameter.empty else parameter.default
-    annotation = Annotated[_option_type(get_args(hint)[0]), _option(about, default)]  # type: ignore[valid-type]
+    default = declared.default if parameter.default is Parameter.empty else parameter.default
+    annotation = Annotated[_option_type(get_args(hint)[0]), _option(declared, default)]  # type: ignore[valid-type]
     return Parameter(parameter.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _option_type(kind: Any) -> Any:
-    """The type of an option: a list where a setting has several values."""
+    """Return the type of a setting's option: a list if the setting has several values."""
     return list[str] | None if any(get_origin(part) is tuple for part in (kind, *get_args(kind))) else kind
 
 
 def _option(setting: Setting, default: Any = ...) -> Any:
-    """Typer's description of a setting's option."""
+    """Return typer's option for a setting."""
     default = setting.default if default is ... else default
     shown = setting.unset if default is None and setting.unset not in ("", "none", "the command's") else ""
     if setting.variable is not None:
@@ -107,7 +107,7 @@ def _option(setting: Setting, default: Any = ...) -> Any:
         min=None if check is None else check.minimum,
         max=None if check is None else check.maximum,
         autocompletion=_COMPLETERS.get(setting.parameter)
-        or (one_of(*check.choices) if check and check.choices else None),
+        or (completer_of(*check.choices) if check and check.choices else None),
         show_default=with_flags(shown) or True,
     )
 
@@ -132,7 +132,7 @@ def is_on_command_line(ctx: typer.Context, name: str | None) -> bool:
 
 
 def with_current_flags(args: Sequence[str], params: Sequence[Any]) -> list[str]:
-    """Arguments of a command with the given parameters, with deprecated flags replaced by the current ones.
+    """Replace deprecated flags in the arguments of a command with these parameters by the current ones.
 
     A replaced flag is logged as a warning.
     """
@@ -150,12 +150,14 @@ def with_current_flags(args: Sequence[str], params: Sequence[Any]) -> list[str]:
 
 
 def with_flags(message: str) -> str:
-    """A message with flags for arguments: `num_kv_blocks`, `dtype='float32'` and `as dtype` become `--num-kv-blocks`,
+    """Replace Python arguments in a message by flags.
+
+    `num_kv_blocks`, `dtype='float32'` and `as dtype` become `--num-kv-blocks`,
     `--dtype float32` and `as --dtype`.
 
     Single words, which may mean something else in prose, are replaced only after `as` or before an equals sign.
     """
-    flags = _flags()
+    flags = _flags_by_argument()
     names = "|".join(sorted(flags, key=len, reverse=True))
     long_names = "|".join(name for name in flags if "_" in name)
     message = re.sub(rf"(?<![\w.'-])({names})='([\w.]+)'", lambda found: f"{flags[found[1]]} {found[2]}", message)
@@ -164,14 +166,14 @@ def with_flags(message: str) -> str:
 
 
 @cache
-def _flags() -> Mapping[str, str]:
-    """The flags of options that set an argument of `LLM` or `SamplingParams`, by argument."""
+def _flags_by_argument() -> Mapping[str, str]:
+    """Return the flags of options that set an argument of `LLM` or `SamplingParams`, by argument."""
     groups: tuple[Any, ...] = (ModelOptions, OfflineEngineOptions, ExecutionOptions, SamplingOptions)
     return {name: flag_of(setting) for group in groups for name, setting in settings_of(group).items()}
 
 
-def one_of(*values: str) -> Callable[[str], list[str]]:
-    """The `autocompletion` of an option that takes one of these."""
+def completer_of(*values: str) -> Callable[[str], list[str]]:
+    """Return the `autocompletion` function of an option that takes one of these values."""
     return lambda incomplete: [value for value in values if value.startswith(incomplete)]
 
 
@@ -181,19 +183,19 @@ def model_names(incomplete: str) -> list[str]:
     from aethermind.runtime import Runtime
 
     downloaded = (model.name for model in cached_models())
-    return one_of(*Runtime.boot().models.names(), *downloaded)(incomplete)
+    return completer_of(*Runtime.boot().models.names(), *downloaded)(incomplete)
 
 
 def _device_names(incomplete: str) -> list[str]:
     """`auto` and the devices of installed packages."""
     from aethermind.runtime import Runtime
 
-    return one_of("auto", *(entry.name for entry in Runtime.boot().devices))(incomplete)
+    return completer_of("auto", *(entry.name for entry in Runtime.boot().devices))(incomplete)
 
 
 _COMPLETERS: Mapping[str, Callable[[str], list[str]]] = {
     "model": model_names,
     "device": _device_names,
-    "dtype": one_of("auto", "float32", "bfloat16", "float16"),
+    "dtype": completer_of("auto", "float32", "bfloat16", "float16"),
 }
-"""Completion of values by parameter, for those that are not a fixed set."""
+"""Completion of values by parameter, for settings whose values are not a fixed set."""

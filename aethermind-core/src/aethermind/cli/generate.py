@@ -89,10 +89,10 @@ def generate(
         params = SamplingParams(**with_defaults({**SAMPLING_DEFAULTS, **llm.sampling_defaults}, given))
         has_stats = console.is_terminal(sys.stderr) if stats is None else stats
         is_streaming = stream and n == 1 and not as_json
-        answer(llm, text, params, adapter=adapter, is_streaming=is_streaming, has_stats=has_stats, as_json=as_json)
+        _generate(llm, text, params, adapter=adapter, is_streaming=is_streaming, has_stats=has_stats, as_json=as_json)
 
 
-def answer(
+def _generate(
     llm: LLM,
     prompt: str,
     params: SamplingParams,
@@ -102,7 +102,7 @@ def answer(
     has_stats: bool,
     as_json: bool,
 ) -> None:
-    """Generate and print. After Ctrl-C the partial answer is printed, and the exit code is 130."""
+    """Generate and print one request's output. After Ctrl-C the partial output is printed, and the exit code is 130."""
     writer = TextWriter(sys.stdout)
     output: RequestOutput | None = None
     is_interrupted = False
@@ -133,15 +133,15 @@ def answer(
 
 
 def as_record(output: RequestOutput, params: SamplingParams, info: ModelInfo) -> dict[str, Any]:
-    """The answer for `--json`. With several, it is the first, and `answers` has all."""
-    answers = [_as_record(completion) for completion in output.outputs]
+    """Return an output for `--json`: the first completion, and with several, all of them in `answers`."""
+    completions = [_as_record(completion) for completion in output.outputs]
     return {
         "prompt": output.prompt,
         "prompt_token_ids": list(output.prompt_token_ids),
-        **answers[0],
-        **({"answers": answers} if params.n > 1 else {}),
+        **completions[0],
+        **({"answers": completions} if params.n > 1 else {}),
         "seed": params.seed,
-        "metrics": measure(output),
+        "metrics": request_metrics(output),
         "model": asdict(info),
     }
 
@@ -155,21 +155,21 @@ def _as_record(completion: CompletionOutput) -> dict[str, Any]:
     }
     if completion.logprobs is not None:
         record["logprobs"] = [
-            {"token_id": token_id, "logprob": known[token_id].logprob, "candidates": _candidates(known)}
+            {"token_id": token_id, "logprob": known[token_id].logprob, "candidates": _candidate_records(known)}
             for token_id, known in zip(completion.token_ids, completion.logprobs, strict=True)
         ]
     return record
 
 
-def _candidates(known: dict[int, Logprob]) -> list[dict[str, Any]]:
+def _candidate_records(known: dict[int, Logprob]) -> list[dict[str, Any]]:
     return [
         {"token_id": token_id, "text": logprob.decoded_token, "logprob": logprob.logprob, "rank": logprob.rank}
         for token_id, logprob in sorted(known.items(), key=lambda item: item[1].rank)
     ]
 
 
-def measure(output: RequestOutput) -> dict[str, float | int | None]:
-    """Token counts, seconds and rates of one request; None for what is unknown after so few tokens."""
+def request_metrics(output: RequestOutput) -> dict[str, float | int | None]:
+    """Return token counts, seconds and rates of one request; None if it has too few tokens for a value."""
     metrics = output.metrics
     num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
     ttft_s = total_s = rate = None
@@ -192,8 +192,8 @@ def measure(output: RequestOutput) -> dict[str, float | int | None]:
 
 
 def describe(output: RequestOutput, params: SamplingParams, info: ModelInfo) -> str:
-    """The answer's token counts, speed, device and seed in one line."""
-    measured = measure(output)
+    """Return the token counts, speed, device and seed of a request as one line."""
+    measured = request_metrics(output)
     parts = [f"{measured['num_prompt_tokens']} + {measured['num_output_tokens']} tokens"]
     if measured["num_cached_tokens"]:
         parts.append(f"{measured['num_cached_tokens']} reused")
@@ -212,7 +212,7 @@ def describe(output: RequestOutput, params: SamplingParams, info: ModelInfo) -> 
 def read_structured_outputs(
     json_schema: str | None, regex: str | None, choice: str | None, grammar: Path | None
 ) -> StructuredOutputs | None:
-    """The constraint on the output that one of four flags sets; None without any.
+    """Return the constraint on the output that one of four flags sets; None without any.
 
     InvalidArgumentError for several flags, for files that cannot be read, and from StructuredOutputs.
     """
@@ -226,14 +226,14 @@ def read_structured_outputs(
 
     if json_schema is not None:
         is_file = not json_schema.lstrip().startswith(("{", "[", '"'))
-        schema = _read(json_schema, "--json-schema") if is_file else json_schema
+        schema = _read_file(json_schema, "--json-schema") if is_file else json_schema
         return StructuredOutputs(json=schema)
     if regex is not None:
         return StructuredOutputs(regex=regex)
     if choice is not None:
         return StructuredOutputs(choice=choice.split(","))
-    return StructuredOutputs(grammar=_read(str(grammar), "--grammar"))
+    return StructuredOutputs(grammar=_read_file(str(grammar), "--grammar"))
 
 
-def _read(path: str, flag: str) -> str:
+def _read_file(path: str, flag: str) -> str:
     return read_text(None, env.expand_home(path), noun=flag.removeprefix("--").replace("-", " "), option=flag)

@@ -1,4 +1,7 @@
-"""`aethermind models`: models that are installed, downloaded or on disk, and the memory that they need on a device."""
+"""`aethermind models` and `aethermind pull`: models that are installed, on disk or on the Hugging Face Hub.
+
+Lists, downloads and deletes them, and estimates the memory that they need on a device.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from aethermind.cli.flags import with_flags, with_settings
 from aethermind.cli.settings import DeviceOptions, KvCacheOptions, as_arguments
 from aethermind.cli.weight_format_report import as_record, describe
 from aethermind.errors import AetherMindError, ConfigError, InvalidArgumentError
-from aethermind.first_party import pip_install
+from aethermind.first_party import pip_install_command
 from aethermind.model.hf_files import require_directory
 from aethermind.model.hub import cached_models, delete_cached, find_cached
 from aethermind.model.hub_files import HubName
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from aethermind.model.source import ModelSource
     from aethermind.runtime import Runtime
 
-__all__ = ["EXAMPLES", "describe_model", "estimate_memory", "models", "models_below"]
+__all__ = ["EXAMPLES", "PULL_EXAMPLES", "describe_model", "estimate_memory", "models", "models_below", "pull"]
 
 EXAMPLES = console.examples(
     "aethermind models",
@@ -39,6 +42,12 @@ EXAMPLES = console.examples(
     "aethermind models show demo --estimate",
     "aethermind models --estimate --device cpu --max-model-len 2048",
     "aethermind models --json",
+)
+
+
+PULL_EXAMPLES = console.examples(
+    "aethermind pull Qwen/Qwen2.5-0.5B-Instruct",
+    "aethermind pull hf.co/Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M",
 )
 
 
@@ -88,7 +97,7 @@ def models(
         ]
         for record in records:
             if estimate and record["context_length"] is not None:
-                # Memory depends on what a model is, which its configuration says also where its weights are missing.
+                # A model without weights is compiled as with dummies; the estimate needs its configuration only.
                 has_weights = record["error"] is None
                 _add_estimate(record, runtime, config if has_weights else replace(config, load_format="dummy"))
             if record["path"].startswith(headers):
@@ -100,20 +109,51 @@ def models(
     elif records:
         _print_records(records)
     else:
-        print(f"No models are installed. Run `{pip_install('aethermind-qwen2')}`, or name a directory.")
+        print(f"No models are installed. Run `{pip_install_command('aethermind-qwen2')}`, or name a directory.")
+
+
+def pull(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="ORG/NAME, ORG/NAME@REVISION, or ORG/NAME:QUANTIZATION for one .gguf file of a repository.",
+        ),
+    ],
+    adapter: Annotated[bool, typer.Option("--adapter", help="They are LoRA adapters.")] = False,
+) -> None:
+    """Download models of the Hugging Face Hub.
+
+    They go to the cache that other programs share, and their paths are printed. Files that are there already are not
+    fetched again. Other commands download a model at its first use, but do not look for newer revisions.
+    """
+    from aethermind.model.hub import download
+
+    names = [_hub_name(text) for text in models]
+    for name in names:
+        print(download(name, "adapter" if adapter else "model"))
+
+
+def _hub_name(text: str) -> HubName:
+    name = HubName.parse(text)
+    if name is None:
+        raise InvalidArgumentError(
+            f"{text!r} is not a name on the Hugging Face Hub. Write ORG/NAME, or ORG/NAME:Q4_K_M for a .gguf file."
+        )
+    return name
 
 
 def describe_model(runtime: Runtime, name: str, path: Path) -> dict[str, Any]:
-    """A model as its files describe it, for JSON; `error` is the reason why it cannot be used.
+    """Describe a model by its files, for JSON; `error` is the reason why it cannot be used, or None.
 
-    `parameters` counts the values in the checkpoint, `dtype` is that of most of them, `size_bytes` is that of the
-    files that hold them.
+    `parameters` is the number of values in the checkpoint, `dtype` their most frequent dtype, and `size_bytes` the size
+    of the checkpoint's files.
     """
-    record: dict[str, Any] = {"name": name, "path": str(path), **dict.fromkeys(_FACTS), "error": None}
+    record: dict[str, Any] = {"name": name, "path": str(path), **dict.fromkeys(_FIELDS), "error": None}
     try:
         source = runtime.open_source(path)
-        record.update(_facts_of_config(runtime, source, record))
-        record.update(_facts_of_weights(source))
+        record.update(_config_fields(runtime, source, record))
+        record.update(_weight_fields(source))
     except NoWeightsError as error:
         record["error"] = f"{error.found}. Put the model's weights there."
     except AetherMindError as error:
@@ -124,11 +164,11 @@ def describe_model(runtime: Runtime, name: str, path: Path) -> dict[str, Any]:
 
 
 def estimate_memory(runtime: Runtime, path: Path, config: EngineConfig) -> dict[str, Any]:
-    """The memory that a model takes in bytes (see `MemoryEstimate`), and where it does not fit, options with which it
-    does.
+    """Estimate the memory in bytes that a model takes (see `MemoryEstimate`); if it does not fit, add options that fit.
 
-    `parts` are on the device, `host_parts` in host memory beside it. `weight_bytes`, `kv_cache_bytes` and `arena_bytes`
-    are what `ModelInfo` has of a loaded model. `available_bytes` may be used, None where that is unknown.
+    `parts` are in device memory, `host_parts` in host memory besides. `weight_bytes`, `kv_cache_bytes` and
+    `arena_bytes` (memory of intermediate values) equal those of `ModelInfo` once the model is loaded. `available_bytes`
+    is the memory that may be used, None if it is unknown.
     """
     from aethermind.engine.loading.loader import compile_model
     from aethermind.engine.loading.memory_check import fitting_options
@@ -140,7 +180,7 @@ def estimate_memory(runtime: Runtime, path: Path, config: EngineConfig) -> dict[
     with closing(compiled.open_device.backend) as backend:
         spec = compiled.cache_spec
         states = spec.num_slots * spec.bytes_per_slot
-        # Weights that are missing yet are estimated as if they were there, not as dummies.
+        # Estimate weights as read from files, also those that are not there yet: dummies take other memory.
         as_files = replace(compiled, config=replace(compiled.config, load_format="auto"))
         total = backend.devices.properties(compiled.open_device.device.index).total_memory_bytes
         estimate, limit = MemoryPlanner(as_files).estimate(), memory_limit(compiled) or total or None
@@ -167,16 +207,16 @@ def estimate_memory(runtime: Runtime, path: Path, config: EngineConfig) -> dict[
 
 _NOT_DOWNLOADED = "not downloaded"
 _ACTIONS = ("list", "show", "rm")
-_FACTS = ("architecture", "parameters", "size_bytes", "dtype", "format", "context_length")
+_FIELDS = ("architecture", "parameters", "size_bytes", "dtype", "format", "context_length")
 
 
-def _facts_of_config(runtime: Runtime, source: ModelSource, record: dict[str, Any]) -> dict[str, Any]:
+def _config_fields(runtime: Runtime, source: ModelSource, record: dict[str, Any]) -> dict[str, Any]:
     raw = source.config()
     name = record["architecture"] = runtime.architectures.resolve_name(raw, source.path)
     return {"context_length": runtime.architectures.create_model(name, raw).config.max_position_embeddings}
 
 
-def _facts_of_weights(source: ModelSource) -> dict[str, Any]:
+def _weight_fields(source: ModelSource) -> dict[str, Any]:
     checkpoint = source.weights()
     counts: Counter[str] = Counter()
     for info in map(checkpoint.info, checkpoint.names):
@@ -192,9 +232,9 @@ def _facts_of_weights(source: ModelSource) -> dict[str, Any]:
 
 
 def _find(runtime: Runtime, directories: list[str], headers: Path | None) -> list[tuple[str, Path]]:
-    """Names and paths; a directory without config.json is replaced by the models directly in it, if there are any.
+    """Return the names and paths of models; a directory without config.json is replaced by the models directly in it.
 
-    Of a model that was not downloaded, the headers are fetched into `headers`.
+    If a model was not downloaded, its headers are fetched into the folder `headers`.
     """
     if not directories:
         installed = [(name, runtime.models.locate(name)) for name in runtime.models.names()]
@@ -212,8 +252,8 @@ def _find(runtime: Runtime, directories: list[str], headers: Path | None) -> lis
             directory = runtime.models.locate(text)
             if not lexists(directory):  # a dangling link is listed with an error
                 require_directory(directory)
-        below = [] if isfile(directory / "config.json") else models_below(directory)
-        found += [(Path(abspath(path)).name, path) for path in below or [directory]]
+        contained = [] if isfile(directory / "config.json") else models_below(directory)
+        found += [(Path(abspath(path)).name, path) for path in contained or [directory]]
     return found
 
 
@@ -233,7 +273,7 @@ def _cached(name: HubName, headers: Path | None) -> Path:
 
 
 def _split_action(words: list[str]) -> tuple[str, list[str]]:
-    """The word before the models, if there is one that is not a path, and the models; `list` is the default."""
+    """Split arguments into the action (by default `list`) and models; a word that is an existing path is a model."""
     if not words or words[0] not in _ACTIONS or lexists(words[0]):
         return "list", words
     if words[0] != "list" and len(words) == 1:
@@ -242,7 +282,7 @@ def _split_action(words: list[str]) -> tuple[str, list[str]]:
 
 
 def _delete(words: list[str]) -> None:
-    """Delete models from the cache, after all names were checked."""
+    """Delete downloaded models; if one of the names is wrong, delete none."""
     names = {word: HubName.parse(word) for word in words}
     if wrong := next((word for word, name in names.items() if name is None or lexists(word)), None):
         raise InvalidArgumentError(
@@ -254,7 +294,7 @@ def _delete(words: list[str]) -> None:
 
 
 def models_below(directory: Path) -> list[Path]:
-    """Model directories and .gguf files directly in a directory."""
+    """Return the model directories and .gguf files directly in a directory."""
     return sorted(
         [*(config.parent for config in directory.glob("*/config.json")), *filter(isfile, directory.glob("*.gguf"))]
     )
@@ -268,15 +308,15 @@ def _add_estimate(record: dict[str, Any], runtime: Runtime, config: EngineConfig
 
 
 def _print_details(records: list[dict[str, Any]]) -> None:
-    """Print the facts of each model, one per line."""
+    """Print the fields of each model, one per line."""
     for record in records:
         hidden = ("estimate", "size_bytes")
-        facts = {key: value for key, value in record.items() if key not in hidden and value is not None}
+        shown = {key: value for key, value in record.items() if key not in hidden and value is not None}
         if record["size_bytes"] is not None:
-            facts["size"] = console.quantity(record["size_bytes"], "B")
-        print(console.columns([(key.replace("_", " "), str(value)) for key, value in facts.items()], indent=""))
+            shown["size"] = console.quantity(record["size_bytes"], "B")
+        print(console.columns([(key.replace("_", " "), str(value)) for key, value in shown.items()], indent=""))
         if "estimate" in record:
-            print(f"{record['name']} {_sentence(record['estimate'])}")
+            print(f"{record['name']} {_describe_estimate(record['estimate'])}")
 
 
 def _print_records(records: list[dict[str, Any]]) -> None:
@@ -285,7 +325,7 @@ def _print_records(records: list[dict[str, Any]]) -> None:
     print(console.columns(rows, indent=""))
     for record in records:
         if "estimate" in record:
-            print(f"\n{record['name']} {_sentence(record['estimate'])}")
+            print(f"\n{record['name']} {_describe_estimate(record['estimate'])}")
 
 
 def _row(record: dict[str, Any]) -> tuple[str, ...]:
@@ -299,23 +339,23 @@ def _row(record: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _sentence(estimate: dict[str, Any]) -> str:
+def _describe_estimate(estimate: dict[str, Any]) -> str:
     from aethermind.engine.loading.memory_check import PART_TITLES
 
     available = estimate["available_bytes"]
-    of = f" of {console.quantity(available, 'B')}" if available else ""
+    budget = f" of {console.quantity(available, 'B')}" if available else ""
     if not estimate["fits"]:
-        options = ", or with ".join(estimate["fits_with"])
-        of = f", more than the {console.quantity(available, 'B')} that may be used (it fits with {options})"
-        of = of if options else of.partition(" (")[0]
-        of += ","
+        fitting = ", or with ".join(estimate["fits_with"])
+        advice = f" (it fits with {fitting})" if fitting else ""
+        budget = f", more than the {console.quantity(available, 'B')} that may be used{advice},"
     parts = {PART_TITLES.get(name, name): nbytes for name, nbytes in estimate["parts"].items()}
     listed = ", ".join(f"{name} {console.quantity(nbytes, 'B')}" for name, nbytes in parts.items())
     formats = f"; {describe(estimate['weight_formats'])}" if estimate["weight_formats"] else ""
-    on_host = sum(estimate["host_parts"].values())
-    beside = f"; beside it {console.quantity(on_host, 'B')} of host memory" if on_host else ""
+    host_bytes = sum(estimate["host_parts"].values())
+    host_memory = f"; beside it {console.quantity(host_bytes, 'B')} of host memory" if host_bytes else ""
     return (
-        f"takes {console.quantity(estimate['total_bytes'], 'B')}{of} on {estimate['device']} in {estimate['dtype']}: "
+        f"takes {console.quantity(estimate['total_bytes'], 'B')}{budget} on {estimate['device']} in "
+        f"{estimate['dtype']}: "
         f"{listed} ({estimate['num_kv_blocks']} KV blocks, contexts of {estimate['max_model_len']} tokens{formats})"
-        f"{beside}"
+        f"{host_memory}"
     )

@@ -1,4 +1,4 @@
-"""Client side of servers with OpenAI's API: connections, models, errors and event streams."""
+"""Helpers for clients of servers with OpenAI's API: connections, models, errors and event streams."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = [
     "text_of",
 ]
 
-_CONNECT_S = 10.0
+_CONNECT_TIMEOUT_S = 10.0
 
 
 def client_options(url: str, api_key: str | None) -> dict[str, Any]:
-    """Arguments of httpx's clients for the server at `url`, with or without /v1, and without a proxy."""
+    """Return the arguments of an httpx client for the server at `url`, with or without /v1; no proxy is used."""
     import httpx
 
     if not url.startswith(("http://", "https://")):
@@ -36,7 +36,7 @@ def client_options(url: str, api_key: str | None) -> dict[str, Any]:
         headers = httpx.Headers({} if api_key is None else {"Authorization": f"Bearer {api_key}"})
     except (httpx.InvalidURL, UnicodeError) as error:
         raise InvalidArgumentError(f"--url or --api-key cannot be used: {error}. Correct it.") from None
-    timeout = httpx.Timeout(None, connect=_CONNECT_S)
+    timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
     return {"base_url": base_url, "headers": headers, "timeout": timeout, "trust_env": False}
 
 
@@ -44,7 +44,7 @@ def connection_error(client: httpx.Client | httpx.AsyncClient, error: httpx.HTTP
     """The error for a server that cannot be reached."""
     reason = str(error) or type(error).__name__
     return InvalidArgumentError(
-        f"No server answers at {_shown(client)} ({reason}). Start one with `aethermind serve`, or correct --url."
+        f"No server answers at {_address_of(client)} ({reason}). Start one with `aethermind serve`, or correct --url."
     )
 
 
@@ -52,33 +52,36 @@ def check_key(client: httpx.Client | httpx.AsyncClient, response: httpx.Response
     """Raise InvalidArgumentError if the server refuses the API key."""
     if response.status_code == 401:
         raise InvalidArgumentError(
-            f"The server at {_shown(client)} wants an API key: {error_of(response)['message']} "
+            f"The server at {_address_of(client)} wants an API key: {error_of(response)['message']} "
             "Set AETHERMIND_API_KEY or pass --api-key."
         )
 
 
 def choose_model(
-    client: httpx.Client | httpx.AsyncClient, response: httpx.Response, asked: str | None
+    client: httpx.Client | httpx.AsyncClient, response: httpx.Response, name: str | None
 ) -> dict[str, Any]:
-    """The entry of /v1/models for the given model, or the first; InvalidArgumentError if there is none."""
+    """Return the entry of a response of /v1/models for the model `name`, by default the first.
+
+    InvalidArgumentError if there is none.
+    """
     try:
         models = {str(model["id"]): dict(model) for model in response.json()["data"]}
     except (ValueError, KeyError, TypeError):
         models = {}
     if response.status_code != 200 or not models:
         raise InvalidArgumentError(
-            f"{_shown(client)} does not list models as OpenAI's API does: /v1/models gives {reason_of(response)} "
+            f"{_address_of(client)} does not list models as OpenAI's API does: /v1/models gives {reason_of(response)} "
             "Correct --url."
         )
-    if asked is not None and asked not in models:
+    if name is not None and name not in models:
         raise InvalidArgumentError(
-            f"The server has no model {asked!r}; it has {_listed(list(models))}. Correct --model."
+            f"The server has no model {name!r}; it has {_first_names(list(models))}. Correct --model."
         )
-    return models[asked] if asked is not None else next(iter(models.values()))
+    return models[name] if name is not None else next(iter(models.values()))
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
-    """The error of a response, in OpenAI's format or from its text; `message` is always set."""
+    """Return the error of a response, in OpenAI's format or made from its text; `message` is always set."""
     try:
         error = response.json()["error"]
     except (ValueError, KeyError, TypeError):
@@ -89,20 +92,20 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 
 
 def reason_of(response: httpx.Response) -> str:
-    """Why a response is unexpected, as the end of a sentence such as "/v1/models gives …"."""
+    """Return why a response is unexpected, as the end of a sentence such as "/v1/models gives …"."""
     if response.status_code == 200:
         return "an unexpected body."
     return f"HTTP {response.status_code}, {error_of(response)['message'].rstrip('.')}."
 
 
 def code_of(error: dict[str, Any]) -> tuple[str, ...]:
-    """The code or type of an error as a tuple of one, empty if it has neither or only a numeric one."""
+    """Return the code, else the type, of an error as a tuple of one; empty if there is none that is not a number."""
     name = error.get("code") or error.get("type")
     return (str(name),) if name and not str(name).isdecimal() else ()
 
 
 def text_of(choice: dict[str, Any]) -> str:
-    """The text of a streamed choice, of completions or chats; a chat's reasoning counts as text."""
+    """Return the text in a streamed `choices` entry, of completions or chats; a chat's reasoning counts as text."""
     delta = choice.get("delta") or {}
     names = ("content", "reasoning_content", "reasoning")
     return choice.get("text") or next((text for name in names if (text := delta.get(name))), "")
@@ -115,19 +118,19 @@ class EventParser:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._incomplete = b""
 
     def push(self, chunk: bytes) -> Iterator[bytes]:
-        """The data of the events that this chunk completes."""
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        """Yield the data of the events that end in this chunk."""
+        *lines, self._incomplete = (self._incomplete + chunk).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
                 yield line[5:].strip()
 
 
-def _listed(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
 
 
-def _shown(client: httpx.Client | httpx.AsyncClient) -> str:
+def _address_of(client: httpx.Client | httpx.AsyncClient) -> str:
     return str(client.base_url).rstrip("/")

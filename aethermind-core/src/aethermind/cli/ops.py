@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aethermind.ops.operator import Operator, OperatorRegistry
     from aethermind.runtime import Runtime
 
-__all__ = ["EXAMPLES", "coverage", "ops", "parts"]
+__all__ = ["EXAMPLES", "coverage", "decomposed_operators", "ops"]
 
 EXAMPLES = console.examples("aethermind ops", "aethermind ops rms_norm", "aethermind ops --json")
 
@@ -46,8 +46,8 @@ def ops(name: Name = None, as_json: options.AsJson = False) -> None:
         _print_page(records[0])
 
 
-def parts(operator: Operator, operators: OperatorRegistry) -> list[str]:
-    """The distinct operators that one decomposes into, including those needed for some inputs only."""
+def decomposed_operators(operator: Operator, operators: OperatorRegistry) -> list[str]:
+    """Return the distinct operators that an operator decomposes into, for any of its sample inputs."""
     if operator.decompose is None:
         return []
     import numpy as np
@@ -67,16 +67,16 @@ def parts(operator: Operator, operators: OperatorRegistry) -> list[str]:
 
 
 def coverage(operator: Operator, operators: OperatorRegistry, kernels: Sequence[Kernel]) -> str:
-    """How a device with these kernels computes an operator, in the terms of `ops --help`."""
+    """Return how a device with these kernels computes an operator, as one of the words that `ops --help` explains."""
     if operator.schema.is_view:
         return "view"
     candidates = [kernel for kernel in kernels if kernel.operator == operator.name]
     if candidates:
         best = max(candidates, key=lambda kernel: kernel.priority)
         return "native" if best.native is not None else "reference" if best.name == "reference" else "python"
-    names = parts(operator, operators)
-    is_made_of_parts = names and all(coverage(operators[name], operators, kernels) != "none" for name in names)
-    return "parts" if is_made_of_parts else "none"
+    names = decomposed_operators(operator, operators)
+    is_decomposed = names and all(coverage(operators[name], operators, kernels) != "none" for name in names)
+    return "parts" if is_decomposed else "none"
 
 
 class _Recorder:
@@ -111,7 +111,7 @@ def _record(
         "name": operator.name,
         "signature": operator.schema.text,
         "summary": operator.summary,
-        "decomposition": parts(operator, operators),
+        "decomposition": decomposed_operators(operator, operators),
         "devices": {device: _coverage_record(operator, operators, found) for device, found in kernels.items()},
     }
 
@@ -143,11 +143,11 @@ def _print_list(records: list[dict[str, Any]]) -> None:
         print(console.style(record["signature"], "bold", sys.stdout))
         if record["decomposition"]:
             print(f"    parts: {', '.join(record['decomposition'])}")
-        print("    " + ", ".join(f"{device}: {_words(found)}" for device, found in record["devices"].items()))
+        print("    " + ", ".join(f"{device}: {_coverage_text(found)}" for device, found in record["devices"].items()))
 
 
-def _words(found: dict[str, Any]) -> str:
-    """`native (bfloat16 float32)`."""
+def _coverage_text(found: dict[str, Any]) -> str:
+    """Return the coverage with its dtypes: `native (bfloat16 float32)`."""
     dtypes = sorted({dtype for kernel in found["kernels"] for dtype in kernel["dtypes"]})
     return f"{found['coverage']} ({' '.join(dtypes)})" if dtypes else str(found["coverage"])
 

@@ -116,14 +116,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JS
 
 
 def checked_level(level: str) -> str:
-    """The level of `--log-level`; InvalidArgumentError for one that does not exist."""
+    """Return the value of `--log-level`; InvalidArgumentError for a level that does not exist."""
     if level.lower() not in log.LEVELS:
         raise InvalidArgumentError(f"--log-level is {level!r} but should be one of {', '.join(log.LEVELS)}.")
     return level
 
 
 def check_numbers(**values: float | None) -> None:
-    """InvalidArgumentError for the first option whose value is given and not a number above 0 and below 1e9."""
+    """Raise InvalidArgumentError for the first given value that is not a number above 0 and below 1e9."""
     for name, value in values.items():
         if value is not None and not 0 < value < 1e9:
             option = name.replace("_", "-")
@@ -131,7 +131,7 @@ def check_numbers(**values: float | None) -> None:
 
 
 def check_sizes(**values: int | None) -> None:
-    """InvalidArgumentError for the first option whose value is given and not an integer from 1 to 2147483647."""
+    """Raise InvalidArgumentError for the first given value that is not an integer from 1 to 2147483647."""
     for name, value in values.items():
         if value is not None and not 0 < value < 2**31:
             option = name.replace("_", "-")
@@ -139,8 +139,8 @@ def check_sizes(**values: int | None) -> None:
 
 
 def chosen_model(model: str | None) -> str:
-    """The model of `--model`, else of AETHERMIND_MODEL, else `demo`."""
-    if isinstance(model, list):  # from a file that is for `serve`
+    """Return the value of `--model`, else of AETHERMIND_MODEL, else `demo`; InvalidArgumentError for several models."""
+    if isinstance(model, list):  # from a configuration file for `serve`
         raise InvalidArgumentError(f"This command takes one of the models {', '.join(model)}; choose it with --model.")
     if model == "":
         raise InvalidArgumentError("--model is empty; name a model, a model directory or a .gguf file.")
@@ -148,7 +148,7 @@ def chosen_model(model: str | None) -> str:
 
 
 def chosen_adapter(adapters: Sequence[str] | None) -> str:
-    """The name of the only adapter, for a command that runs one request; empty where there is none."""
+    """Return the name of the only adapter, for a command that runs one request; empty without an adapter."""
     from aethermind.engine.config import named_adapters
 
     names = list(named_adapters(adapters or {}))

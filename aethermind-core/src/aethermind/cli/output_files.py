@@ -1,4 +1,4 @@
-"""Files that a command writes at its end: checked before the work begins, plots among them."""
+"""Files that a command writes at its end, such as plots; whether they can be written is checked at its start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aethermind.errors import InvalidArgumentError
-from aethermind.first_party import pip_install
+from aethermind.first_party import pip_install_command
 
 __all__ = ["COLORS", "check_plot", "check_writable", "plot", "writing"]
 
@@ -17,7 +17,7 @@ __all__ = ["COLORS", "check_plot", "check_writable", "plot", "writing"]
 def writing(path: Path, noun: str) -> Iterator[None]:
     """Turn an OSError within the block, such as a full disk, into an InvalidArgumentError that names the file.
 
-    `noun` says what the file is. An OSError names no file once that is open.
+    `noun` says what the file is. Errors of writing to an open file do not name the file by themselves.
     """
     try:
         yield
@@ -26,9 +26,9 @@ def writing(path: Path, noun: str) -> Iterator[None]:
 
 
 def check_writable(path: Path, noun: str) -> None:
-    """InvalidArgumentError unless a file can be written; its content is kept. `noun` says what the file is.
+    """Raise InvalidArgumentError unless a file can be written; its content is kept. `noun` says what the file is.
 
-    Pipes and devices are not opened, because opening and closing one may end its reader.
+    Pipes and devices are not opened: the reader of a pipe would see its end.
     """
     with writing(path, noun):
         exists = path.exists()
@@ -40,33 +40,44 @@ def check_writable(path: Path, noun: str) -> None:
 
 
 COLORS = ("#2a78d6", "#eb6834", "#1baf7a", "#eda100", "#4a3aa7", "#e34948")
-_FORMATS = (".svg", ".png")
-_INK, _GRID = "#52514e", "#e3e2de"
+_PLOT_SUFFIXES = (".svg", ".png")
+_TEXT_COLOR, _GRID_COLOR = "#52514e", "#e3e2de"
 
 
 def check_plot(path: Path) -> None:
-    """InvalidArgumentError, before the work begins, if a plot cannot be drawn to `path`."""
-    if path.suffix.lower() not in _FORMATS:
-        raise InvalidArgumentError(f"--plot {path} should end in {' or '.join(_FORMATS)}.")
+    """Raise InvalidArgumentError if a plot cannot be drawn: unknown suffix, no matplotlib, or `path` not writable."""
+    if path.suffix.lower() not in _PLOT_SUFFIXES:
+        raise InvalidArgumentError(f"--plot {path} should end in {' or '.join(_PLOT_SUFFIXES)}.")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         raise InvalidArgumentError(
-            f"--plot needs matplotlib. Install it with `{pip_install('aethermind-core[plot]')}`."
+            f"--plot needs matplotlib. Install it with `{pip_install_command('aethermind-core[plot]')}`."
         ) from None
     check_writable(path, "Plot")
 
 
 @contextmanager
 def plot(path: Path, *, num_axes: int) -> Iterator[tuple[Any, Any]]:
-    """A figure and its axes, side by side, written to `path` at the end. Equal content gives equal bytes."""
+    """Yield a figure and its axes, side by side; at the end, write it to `path`, in reproducible bytes."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    style: Any = {"axes.edgecolor": _GRID, "axes.labelcolor": _INK, "xtick.color": _INK, "ytick.color": _INK}
-    style |= {"text.color": _INK, "axes.grid": True, "grid.color": _GRID, "axes.axisbelow": True, "font.size": 9}
+    style: Any = {
+        "axes.edgecolor": _GRID_COLOR,
+        "axes.labelcolor": _TEXT_COLOR,
+        "xtick.color": _TEXT_COLOR,
+        "ytick.color": _TEXT_COLOR,
+    }
+    style |= {
+        "text.color": _TEXT_COLOR,
+        "axes.grid": True,
+        "grid.color": _GRID_COLOR,
+        "axes.axisbelow": True,
+        "font.size": 9,
+    }
     style |= {
         "axes.spines.top": False,
         "axes.spines.right": False,

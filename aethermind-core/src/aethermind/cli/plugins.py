@@ -9,15 +9,16 @@ import typer
 from aethermind import env
 from aethermind.cli import console, options
 from aethermind.cli.commands import SummaryGroup
+from aethermind.cli.plugin_new import EXAMPLES as NEW_EXAMPLES
 from aethermind.cli.plugin_new import new
-from aethermind.first_party import pip_install
+from aethermind.first_party import pip_install_command
 from aethermind.plugins.compatibility import negotiate
 
 if TYPE_CHECKING:
     from aethermind.plugins.discovery import PluginRecord
     from aethermind.runtime import Runtime
 
-__all__ = ["app", "boot", "how_to_leave_out", "plugin_records", "plugin_rows"]
+__all__ = ["app", "boot", "disabling_advice", "plugin_records", "plugin_rows"]
 
 _FIELDS = (
     "name",
@@ -55,7 +56,7 @@ def _root(ctx: typer.Context) -> None:
         list_plugins()
 
 
-app.command("new", hidden=True, epilog=new.EXAMPLES.replace("plugin new", "plugins new"))(new.new)
+app.command("new", hidden=True, epilog=NEW_EXAMPLES.replace("plugin new", "plugins new"))(new)
 
 
 @app.command("list", epilog=EXAMPLES)
@@ -67,12 +68,12 @@ def list_plugins(as_json: options.AsJson = False) -> None:
         console.print_json({"plugins": plugin_records(records), "built_in": runtime.built_in})
     elif records:
         print(console.columns(plugin_rows(records), indent=""))
-        for line in how_to_leave_out(records):
+        for line in disabling_advice(records):
             print(line)
     elif (allowed := env.plugin_allow_list()) is not None:
         print(f"No plugins are installed that AETHERMIND_PLUGINS lets load: {', '.join(sorted(allowed)) or 'none'}.")
     else:
-        print(f"No plugins are installed. Run `{pip_install('aethermind')}`.")
+        print(f"No plugins are installed. Run `{pip_install_command('aethermind')}`.")
 
 
 def boot() -> Runtime:
@@ -95,7 +96,7 @@ def boot() -> Runtime:
 
 
 def plugin_records(records: list[PluginRecord]) -> list[dict[str, Any]]:
-    """Plugins for `--json`."""
+    """Return the records of plugins, for `--json`."""
     return [
         {name: getattr(record, name) for name in _FIELDS}
         | {
@@ -116,18 +117,18 @@ def plugin_rows(records: list[PluginRecord]) -> list[tuple[str, ...]]:
         package = f"{record.distribution} {record.version}"
         if record.error is None:
             registered = (f"{kind.replace('_', ' ')} {', '.join(names)}" for kind, names in record.registered.items())
-            rest = f"in {record.load_ms + record.register_ms:.0f} ms: {'; '.join(registered) or 'nothing'}"
-            rest += "".join(f"; deprecated: {note}" for note in record.deprecated)
-            rest += "".join(f"; hint: {hint}" for hint in record.hints)
-            rest += "".join(f"; {sentence}" for sentence in record.replaced)
+            details = f"in {record.load_ms + record.register_ms:.0f} ms: {'; '.join(registered) or 'nothing'}"
+            details += "".join(f"; deprecated: {note}" for note in record.deprecated)
+            details += "".join(f"; hint: {hint}" for hint in record.hints)
+            details += "".join(f"; {sentence}" for sentence in record.replaced)
         else:
-            rest = f"{record.error} {record.advice}".rstrip()
-        rows.append((record.name, package, f"plugin API {record.api_version}", record.status, rest))
+            details = f"{record.error} {record.advice}".rstrip()
+        rows.append((record.name, package, f"plugin API {record.api_version}", record.status, details))
     return rows
 
 
-def how_to_leave_out(records: list[PluginRecord]) -> list[str]:
-    """A line that says how to disable the plugins that fail; none if all work."""
+def disabling_advice(records: list[PluginRecord]) -> list[str]:
+    """Return a line that says how to disable the plugins that failed; none if all work."""
     working = [record.name for record in records if record.error is None]
     if len(working) == len(records):
         return []

@@ -86,7 +86,9 @@ def profile(
     if trace is not None:
         _write_trace(trace, steps, memory, str(compiled.open_device.device))
     phases = {name: summarize([step for step in steps if step.phase == name], limits) for name in ("prefill", "decode")}
-    moments = [{"moment": use.moment, **use.categories(), "resident_bytes": use.resident_bytes} for _, use in memory]
+    measurements = [
+        {"moment": use.moment, **use.categories(), "resident_bytes": use.resident_bytes} for _, use in memory
+    ]
     report = {
         "model": str(compiled.source.path),
         "device": str(compiled.open_device.device),
@@ -97,7 +99,7 @@ def profile(
         "batch": batch,
         "repeat": repeat,
         "phases": phases,
-        "memory": moments,
+        "memory": measurements,
         "limits": as_record(limits),
         "trace": None if trace is None else str(trace),
     }
@@ -145,10 +147,11 @@ def _run(
 
 
 def summarize(steps: Sequence[StepProfile], limits: MeasuredLimits | None) -> dict[str, Any]:
-    """The tables of one phase, for JSON."""
+    """Return the tables of one phase, for JSON: totals by operator and by layer, and the overhead of timing."""
     from aethermind.engine.observation.profiler import total
 
     seconds = sum(step.seconds for step in steps)
+    # Steps with and without the time stamps ("marks") around each kernel call.
     marked, unmarked = sum(step.marked_s for step in steps), sum(step.unmarked_s for step in steps)
     operators = total(steps, key=lambda call: call.operator)
     layers = total(steps, key=lambda call: call.layer)
@@ -167,8 +170,10 @@ def summarize(steps: Sequence[StepProfile], limits: MeasuredLimits | None) -> di
 
 def _record(total: Total, seconds: float, limits: MeasuredLimits | None) -> dict[str, Any]:
     cost = total.cost
-    least = (None,) * 3 if limits is None else (total.memory_s(limits), total.arithmetic_s(limits), total.min_s(limits))
-    memory_s, arithmetic_s, min_s = least
+    minimum = (
+        (None,) * 3 if limits is None else (total.memory_s(limits), total.arithmetic_s(limits), total.min_s(limits))
+    )
+    memory_s, arithmetic_s, min_s = minimum
     moved = cost.bytes_read + cost.bytes_written
     return {
         "num_calls": len(total.calls),
@@ -209,8 +214,8 @@ def _print_report(report: dict[str, Any], limits: MeasuredLimits | None) -> None
     for name, phase in report["phases"].items():
         overhead = phase["overhead_fraction"]
         per_call_us = phase["overhead_s_per_call"] * 1e6
-        marked = "" if overhead is None else f", {overhead:+.1%} with the marks ({per_call_us:+.1f} µs a call)"
-        title = f"{name}: {phase['num_steps']} × {phase['unmarked_seconds'] / phase['num_steps'] * 1e3:.2f} ms{marked}"
+        cost = "" if overhead is None else f", {overhead:+.1%} with timing of calls ({per_call_us:+.1f} µs a call)"
+        title = f"{name}: {phase['num_steps']} × {phase['unmarked_seconds'] / phase['num_steps'] * 1e3:.2f} ms{cost}"
         print(f"\n{console.style(title, 'bold', sys.stdout)}")
         print(console.columns(_rows("operator", phase["operators"])))
         print(console.columns(_rows("layer", phase["layers"])))
@@ -224,7 +229,7 @@ def _print_report(report: dict[str, Any], limits: MeasuredLimits | None) -> None
 
 
 def remarks(report: dict[str, Any]) -> list[str]:
-    """Warnings about figures that are not reliable."""
+    """Return warnings about unreliable figures."""
     found = []
     records = [record for phase in report["phases"].values() for record in phase["operators"]]
     if any((record["limit_fraction"] or 0.0) > 1.05 for record in records):
@@ -234,7 +239,7 @@ def remarks(report: dict[str, Any]) -> list[str]:
         )
     if any(abs(phase["overhead_fraction"] or 0.0) > 0.25 for phase in report["phases"].values()):
         found.append(
-            "The time with the marks and without them differs by more than a quarter: the steps are too short, or the "
+            "The time with timing of calls and without differs by more than a quarter: the steps are too short, or the "
             "machine is busy. Shares of operators are reliable only where the two are close."
         )
     return found

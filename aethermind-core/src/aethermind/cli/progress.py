@@ -25,7 +25,7 @@ SHOW_AFTER_S = 0.5
 
 
 class LoadProgress:
-    """A progress bar: called with (done, total), it is drawn on a terminal's stderr after SHOW_AFTER_S. Mutable."""
+    """A progress bar, called with (done, total). It is drawn on a terminal's stderr after SHOW_AFTER_S. Mutable."""
 
     def __init__(self, title: str = "Loading") -> None:
         self._title = title
@@ -67,7 +67,7 @@ class LoadProgress:
 
 
 def open_llm(model: str, *groups: Any, **options: Any) -> LLM:
-    """Load an LLM with the options of these groups and others, with a progress bar."""
+    """Load an LLM with the options of settings dataclasses and further ones, and show a progress bar."""
     from aethermind.llm import LLM
 
     with LoadProgress() as progress:
@@ -78,7 +78,10 @@ _REFRESH_S = 0.1
 
 
 class PrefillProgress:
-    """A line on a terminal's stderr that a thread updates after SHOW_AFTER_S. `stop` removes it."""
+    """The progress of prefill as a line on stderr, if that is a terminal, from SHOW_AFTER_S seconds on.
+
+    A thread updates the line; `stop` removes it.
+    """
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
@@ -126,7 +129,7 @@ class PrefillProgress:
 
 
 def describe_prefill(running: Sequence[Request]) -> str:
-    """The computed share of these requests' prompts: `Reading the prompt: 5,120 of 20,000 tokens`."""
+    """Return how much of the requests' prompts is computed: `Reading the prompt: 5,120 of 20,000 tokens`."""
     total = sum(request.num_prompt_tokens for request in running)
     done = sum(min(request.num_computed_tokens, request.num_prompt_tokens) for request in running)
     return f"Reading the prompt: {done:,} of {total:,} tokens" if total else "Reading the prompt"

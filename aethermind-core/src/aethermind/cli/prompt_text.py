@@ -30,8 +30,8 @@ _BYTE_ORDER_MARK = "\ufeff"
 def read_text(text: str | None, file: Path | None, *, noun: str, option: str) -> str:
     """Read a text without its final newline; `-` is standard input, which is also read if it is piped in.
 
-    InvalidArgumentError for no source or two, and for a file that cannot be read. Errors call the text `noun` and name
-    `option` as the way to pass a file.
+    InvalidArgumentError for no source or two, and for a file that cannot be read. In messages, `noun` is the word for
+    the text, and `option` is how a file is passed.
     """
     if text is None and file is None and _is_piped(sys.stdin):
         text = "-"
@@ -62,7 +62,7 @@ def looks_like_model(text: str) -> bool:
 
 
 def note_if_prompt_looks_like_model(text: str | None, command: str, *, model: str | None, chosen: str) -> None:
-    """Note on stderr that a text with the form of a model's name is used as text, unless a model is given too."""
+    """Print a note if a text looks like a model's name but is used as text, unless a model is given, too."""
     if text is not None and model is None and text != "-" and looks_like_model(text):
         console.print_note(
             f"[{text} is taken as the text, for the model {chosen}. "

@@ -11,7 +11,7 @@ import typer
 from aethermind.cli import console, options
 from aethermind.cli.openai_client import check_key, choose_model, client_options, connection_error
 from aethermind.errors import SettingsError
-from aethermind.first_party import pip_install
+from aethermind.first_party import pip_install_command
 
 if TYPE_CHECKING:
     import httpx
@@ -31,12 +31,12 @@ def ps(
         str | None,
         typer.Option("--api-key", envvar="AETHERMIND_API_KEY", show_envvar=False, help="The server's API key."),
     ] = None,
-    is_all: Annotated[bool, typer.Option("--all", "-a", help="List models that are not loaded, too.")] = False,
+    lists_all: Annotated[bool, typer.Option("--all", "-a", help="List models that are not loaded, too.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """List the models that a running server has loaded."""
     models = [model for model in _models(url, api_key) if model.get("parent") is None]
-    shown = [model for model in models if is_all or model["status"]["value"] not in ("unloaded", "failed")]
+    shown = [model for model in models if lists_all or model["status"]["value"] not in ("unloaded", "failed")]
     if as_json:
         console.print_json({"models": shown})
     elif shown:
@@ -62,11 +62,14 @@ def _row(model: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _models(url: str, api_key: str | None) -> list[dict[str, Any]]:
-    """The models of a server; InvalidArgumentError if it cannot be reached or does not list their states."""
+    """Return the entries of /v1/models.
+
+    InvalidArgumentError if the server cannot be reached; SettingsError if it is no AetherMind server.
+    """
     try:
         import httpx
     except ImportError as error:
-        raise SettingsError(f"`ps` needs {error.name}. Run `{pip_install('aethermind[serve]')}`.") from None
+        raise SettingsError(f"`ps` needs {error.name}. Run `{pip_install_command('aethermind[serve]')}`.") from None
     client: httpx.Client
     with closing(httpx.Client(**client_options(url, api_key))) as client:
         try:
@@ -74,8 +77,8 @@ def _models(url: str, api_key: str | None) -> list[dict[str, Any]]:
         except httpx.HTTPError as error:
             raise connection_error(client, error) from None
         check_key(client, response)
-        first = choose_model(client, response, None)
-        if "value" not in (first.get("status") or {}):
+        entry = choose_model(client, response, None)
+        if "value" not in (entry.get("status") or {}):
             raise SettingsError(
                 f"The server at {url} does not say which models are loaded; it is no AetherMind server."
             )

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aethermind.cli import console, options
-from aethermind.cli.bench.quality import diverge, single_step_settings, tokens_of_text, window_logits, windows_of_text
+from aethermind.cli.bench.quality import (
+    compare_logits,
+    single_step_settings,
+    tokens_of_text,
+    window_logits,
+    windows_of_text,
+)
 from aethermind.cli.flags import with_settings
 from aethermind.cli.progress import LoadProgress, open_llm
 from aethermind.errors import InvalidArgumentError
@@ -108,8 +114,8 @@ def quantize(
     name, runtime = options.chosen_model(model), Runtime.boot()
     source = runtime.open_source(name)
     check_output(out, source.path, is_forced=force, is_folder=is_folder)
-    run = {"device": device, "num_threads": num_threads}
-    compiled = compile_model(runtime, name, **_run_settings(**run))
+    execution = {"device": device, "num_threads": num_threads}
+    compiled = compile_model(runtime, name, **_run_settings(**execution))
     planned: CompressedTensorsModel | GgufModel
     if is_folder:
         planned = CompressedTensorsModel.of(compiled, SCHEMES[to])
@@ -136,16 +142,16 @@ def quantize(
         "quality": None,
     }
     if quality_tokens:
-        report["quality"] = _compare(name, out, quality, quality_tokens, **run)
+        report["quality"] = _quality_of(name, out, quality, quality_tokens, **execution)
     if as_json:
         console.print_json(report)
     else:
-        print(_described(report))
+        print(_report_text(report))
 
 
-def _run_settings(**run: Any) -> dict[str, Any]:
-    """The options of the unquantised model that computes windows of a text; its packed weights are not kept on disk."""
-    _, settings = single_step_settings(num_tokens=_WINDOW, load_format="auto", **run)
+def _run_settings(**execution: Any) -> dict[str, Any]:
+    """Return options of the dense model that computes windows of a text; its packed weights are not cached on disk."""
+    _, settings = single_step_settings(num_tokens=_WINDOW, load_format="auto", **execution)
     num_blocks = -(-_WINDOW // settings["block_size"])
     return {
         **settings,
@@ -160,25 +166,25 @@ def _run_settings(**run: Any) -> dict[str, Any]:
 
 
 def _windows(compiled: CompiledModel, text: Path, num_tokens: int, option: str) -> list[list[int]]:
-    """The first tokens of a text in pieces of a step; InvalidArgumentError if there are none."""
+    """Return the first tokens of a text in windows of one step each; InvalidArgumentError if there are none."""
     ids = tokens_of_text(compiled.source.tokenizer(), text, num_tokens, option)
     size = min(_WINDOW, compiled.max_model_len)
     return [ids[begin : begin + size] for begin in range(0, len(ids), size)]
 
 
-def _compare(model: str, out: Path, text: Path | None, num_tokens: int, **run: Any) -> dict[str, Any]:
+def _quality_of(model: str, out: Path, text: Path | None, num_tokens: int, **execution: Any) -> dict[str, Any]:
     """Compare the logits of the written model with those of the model in float32."""
-    window, settings = single_step_settings(num_tokens=num_tokens, load_format="auto", **run)
+    window, settings = single_step_settings(num_tokens=num_tokens, load_format="auto", **execution)
     settings["weight_cache"] = 0.0
     with open_llm(model, dtype="float32", quantization="dense", **settings) as dense:
         windows = windows_of_text(dense, text, num_tokens, window)
         expected = window_logits(dense, windows)
     with open_llm(str(out), dtype="float32", **settings) as written:
-        found = diverge(expected, window_logits(written, windows))
+        found = compare_logits(expected, window_logits(written, windows))
     return {"text": None if text is None else str(text), "num_tokens": len(expected), **asdict(found)}
 
 
-def _described(report: dict[str, Any]) -> str:
+def _report_text(report: dict[str, Any]) -> str:
     line = (
         f"{report['out']}: {report['num_matrices']} matrices in {report['format']}, {report['bits_per_weight']:.2f} "
         f"bits per weight; {report['nbytes'] / 1e6:,.1f} MB of weights"

@@ -28,7 +28,7 @@ from aethermind.cli.settings import (
     as_arguments,
 )
 from aethermind.errors import InvalidArgumentError, SettingsError
-from aethermind.first_party import pip_install
+from aethermind.first_party import pip_install_command
 from aethermind.model.hub_files import HubName
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ EXAMPLES = console.examples(
 )
 
 _NUM_SHOWN = 12
-"""Most names of models that are printed at start."""
+"""The maximum number of model names that are printed at start."""
 
 _GC_THRESHOLD = 1_000
 """Allocations minus deallocations that trigger a collection of the youngest generation (gc.set_threshold)."""
@@ -81,7 +81,9 @@ def serve(
     try:
         from aethermind import server
     except ImportError as error:
-        raise SettingsError(f"The server needs {error.name}. Run `{pip_install('aethermind[serve]')}`.") from None
+        raise SettingsError(
+            f"The server needs {error.name}. Run `{pip_install_command('aethermind[serve]')}`."
+        ) from None
     from aethermind.engine.config import named_adapters
     from aethermind.text.chat_templates import ChosenTemplate
 
@@ -127,7 +129,7 @@ def serve(
 
 
 def _download_missing(models: Iterable[str]) -> None:
-    """Download models of the Hugging Face Hub first: in this thread Ctrl-C ends that, and engines find them cached."""
+    """Download models of the Hugging Face Hub here, where Ctrl-C interrupts it; engines then find them in the cache."""
     if named := [model for model in models if HubName.parse(model) is not None]:
         from aethermind.runtime import Runtime
 
@@ -151,7 +153,7 @@ def _open_engine(path: str, groups: Sequence[Any], process: ProcessOptions, stac
 
 
 def _on_ready(models: Sequence[str], host: str, port: int) -> None:
-    """Print the address, and set up what matters only while requests are served."""
+    """Print the address, and prepare garbage collector and logging for serving."""
     _tune_garbage_collector()
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}"
@@ -164,7 +166,7 @@ def _on_ready(models: Sequence[str], host: str, port: int) -> None:
 
 
 def _check_options_of_several_models(model_options: ModelOptions, chat_template: str | None) -> None:
-    """InvalidArgumentError for an option that is meant for one model."""
+    """Raise InvalidArgumentError for an option that applies to a single model."""
     given = {
         "--tokenizer": model_options.tokenizer is not None,
         "--adapter": bool(model_options.adapters),
@@ -176,7 +178,7 @@ def _check_options_of_several_models(model_options: ModelOptions, chat_template:
 
 
 def tenants_of(access: AccessOptions, quota: Quota) -> Any:
-    """The API keys that a server accepts, with `quota` for those without one of their own.
+    """Return the tenants of a server: its API keys, with `quota` for keys that have no quota in the file.
 
     Raises InvalidArgumentError where the server would accept requests without a key from other machines and
     `insecure_no_auth` does not allow that.

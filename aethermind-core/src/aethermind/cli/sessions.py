@@ -14,7 +14,7 @@ from aethermind.cli import console, options
 from aethermind.cli.commands import SummaryGroup
 from aethermind.cli.openai_client import check_key, client_options, connection_error, error_of
 from aethermind.errors import InvalidArgumentError, SettingsError
-from aethermind.first_party import pip_install
+from aethermind.first_party import pip_install_command
 
 if TYPE_CHECKING:
     import httpx
@@ -26,8 +26,8 @@ LIST_EXAMPLES = console.examples(
     "aethermind sessions list --url http://127.0.0.1:8000", "aethermind sessions list --dir ."
 )
 
-_TENANT = re.compile("^(?:[0-9a-f]{32})?/")
-"""What a server puts before a session's id: the id of the API key, if there is one, and a slash."""
+_TENANT_PREFIX = re.compile("^(?:[0-9a-f]{32})?/")
+"""The prefix of a session's id in files: the id of the API key, if the server has keys, and a slash."""
 
 _STATES = {
     "standby": "in device memory",
@@ -70,7 +70,7 @@ def list_sessions(
     if directory is not None:
         sessions = _saved(directory)
     else:
-        sessions = _ask("GET", "", url, model, api_key)["data"]
+        sessions = _request("GET", "", url, model, api_key)["data"]
     if as_json:
         console.print_json({"sessions": sessions})
         return
@@ -96,21 +96,21 @@ def list_sessions(
 @app.command("save", epilog=console.examples("aethermind sessions save tale --url http://127.0.0.1:8000"))
 def save(name: Name, url: Url = _DEFAULT_URL, model: ModelName = None, api_key: ApiKey = None) -> None:
     """Write a session to the server's session_dir."""
-    saved = _ask("POST", f"/{_quoted(name)}/save", url, model, api_key)
+    saved = _request("POST", f"/{_quoted(name)}/save", url, model, api_key)
     print(f"Saved {name}: {saved['num_tokens']} tokens.")
 
 
 @app.command("load", epilog=console.examples("aethermind sessions load tale --url http://127.0.0.1:8000"))
 def load(name: Name, url: Url = _DEFAULT_URL, model: ModelName = None, api_key: ApiKey = None) -> None:
     """Load a session from the server's session_dir."""
-    loaded = _ask("POST", f"/{_quoted(name)}/load", url, model, api_key)
+    loaded = _request("POST", f"/{_quoted(name)}/load", url, model, api_key)
     print(f"Loaded {name}: {loaded['num_tokens']} tokens.")
 
 
 @app.command("delete", epilog=console.examples("aethermind sessions delete tale --url http://127.0.0.1:8000"))
 def delete(name: Name, url: Url = _DEFAULT_URL, model: ModelName = None, api_key: ApiKey = None) -> None:
     """Delete a session from the server's memory and session_dir."""
-    _ask("DELETE", f"/{_quoted(name)}", url, model, api_key)
+    _request("DELETE", f"/{_quoted(name)}", url, model, api_key)
     print(f"Deleted {name}.")
 
 
@@ -120,11 +120,11 @@ def protect(
     url: Url = _DEFAULT_URL,
     model: ModelName = None,
     api_key: ApiKey = None,
-    is_lifted: Annotated[bool, typer.Option("--off", help="Lift the protection.")] = False,
+    is_off: Annotated[bool, typer.Option("--off", help="Lift the protection.")] = False,
 ) -> None:
     """Keep a session in device memory: it neither expires nor is swapped out."""
-    _ask("POST", f"/{_quoted(name)}/{'unprotect' if is_lifted else 'protect'}", url, model, api_key)
-    print(f"{name} is {'no longer ' if is_lifted else ''}protected.")
+    _request("POST", f"/{_quoted(name)}/{'unprotect' if is_off else 'protect'}", url, model, api_key)
+    print(f"{name} is {'no longer ' if is_off else ''}protected.")
 
 
 def _saved(directory: Path) -> list[dict[str, Any]]:
@@ -134,7 +134,7 @@ def _saved(directory: Path) -> list[dict[str, Any]]:
         raise InvalidArgumentError(f"--dir {directory} is no directory; give the session_dir of a server.")
     return [
         {
-            "id": _TENANT.sub("", session.name),
+            "id": _TENANT_PREFIX.sub("", session.name),
             "model": session.model,
             "state": "saved",
             "num_tokens": session.num_tokens,
@@ -147,17 +147,17 @@ def _saved(directory: Path) -> list[dict[str, Any]]:
 
 
 def _quoted(name: str) -> str:
-    """A session's id as one segment of a path, which neither clients nor proxies resolve."""
+    """Quote a session's id as one segment of a URL's path; dots are escaped, too, because clients resolve `..`."""
     return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
 
 
-def _ask(method: str, path: str, url: str, model: str | None, api_key: str | None) -> dict[str, Any]:
-    """What a server answers; InvalidArgumentError for an error, whose message it has."""
+def _request(method: str, path: str, url: str, model: str | None, api_key: str | None) -> dict[str, Any]:
+    """Send a request and return the response's JSON; InvalidArgumentError with the server's message for an error."""
     try:
         import httpx
     except ImportError as error:
         raise SettingsError(
-            f"`sessions` of a server needs {error.name}. Run `{pip_install('aethermind[serve]')}`."
+            f"`sessions` of a server needs {error.name}. Run `{pip_install_command('aethermind[serve]')}`."
         ) from None
     client: httpx.Client
     with closing(httpx.Client(**client_options(url, api_key))) as client:
@@ -168,5 +168,5 @@ def _ask(method: str, path: str, url: str, model: str | None, api_key: str | Non
         check_key(client, response)
         if response.status_code != 200:
             raise InvalidArgumentError(str(error_of(response)["message"]))
-        answer: dict[str, Any] = response.json()
-        return answer
+        content: dict[str, Any] = response.json()
+        return content

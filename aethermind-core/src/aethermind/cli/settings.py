@@ -1,8 +1,8 @@
-"""The settings of the command line: one table, in groups that commands take as a whole.
+"""The settings of the command line: dataclasses, each of which commands take as a whole.
 
 Flags, keys of configuration files, environment variables and the table in docs/using/configuration.md are derived from
-it. An engine's options come from `EngineConfig`. A new setting is a field of one of these dataclasses, or of a new one
-that is added to `SECTIONS`.
+them. The options of an engine come from `EngineConfig`. A new setting is a field of one of these dataclasses, or of a
+new one that is added to `SECTIONS`.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ SAMPLING_DEFAULTS: dict[str, Any] = {
 }
 """Sampling parameters that apply where neither the caller nor the model's generation_config.json sets them."""
 
-_UNBOUNDED = "no limit"
-_OF_THE_COMMAND = "the command's"
+_NO_LIMIT = "no limit"
+_SET_BY_COMMAND = "the command's"
 _COUNT = within(1, None, "more than 0")
 _SECONDS = Check(lambda value: value > 0, "a number of seconds above 0")
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 
-def _engine(name: str) -> Any:
-    """The field of an engine's option, with the default and description that it has in `EngineConfig`."""
+def _engine_option(name: str) -> Any:
+    """Return a field for an engine's option, with the default and the `Setting` of `EngineConfig`."""
     engine_field = EngineConfig.__dataclass_fields__[name]
     return field(default=engine_field.default, metadata=engine_field.metadata)
 
 
-def _sampling(name: str, help: str, **about: Any) -> Any:
-    return setting(None, help, unset=f"the model's, or {SAMPLING_DEFAULTS[name]}", **about)
+def _sampling_option(name: str, help: str, **attributes: Any) -> Any:
+    return setting(None, help, unset=f"the model's, or {SAMPLING_DEFAULTS[name]}", **attributes)
 
 
-class _EngineGroup:
-    """Options of an engine; constructing a group checks them."""
+class _EngineOptions:
+    """Base of dataclasses of engine options, which are checked when they are constructed."""
 
     __slots__ = ()
 
@@ -90,114 +90,114 @@ class ModelPath:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceOptions(_EngineGroup):
+class DeviceOptions(_EngineOptions):
     """The device, and the numeric formats of computation and weights."""
 
-    device: str = _engine("device")
-    dtype: str = _engine("dtype")
-    quantization: str | None = _engine("quantization")
-    lm_head_quantization: str | None = _engine("lm_head_quantization")
+    device: str = _engine_option("device")
+    dtype: str = _engine_option("dtype")
+    quantization: str | None = _engine_option("quantization")
+    lm_head_quantization: str | None = _engine_option("lm_head_quantization")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions(DeviceOptions):
     """The device, and how weights, tokenizer and adapters are loaded."""
 
-    load_format: str = _engine("load_format")
-    weight_cache: float = _engine("weight_cache")
-    tokenizer: str | None = _engine("tokenizer")
-    adapters: tuple[str, ...] | None = _engine("adapters")
-    max_loras: int | None = _engine("max_loras")
-    max_lora_rank: int = _engine("max_lora_rank")
+    load_format: str = _engine_option("load_format")
+    weight_cache: float = _engine_option("weight_cache")
+    tokenizer: str | None = _engine_option("tokenizer")
+    adapters: tuple[str, ...] | None = _engine_option("adapters")
+    max_loras: int | None = _engine_option("max_loras")
+    max_lora_rank: int = _engine_option("max_lora_rank")
 
 
 @dataclass(frozen=True, slots=True)
-class KvCacheOptions(_EngineGroup):
+class KvCacheOptions(_EngineOptions):
     """Size and format of the KV cache."""
 
-    max_model_len: int | None = _engine("max_model_len")
-    num_kv_blocks: int | None = _engine("num_kv_blocks")
-    memory: str | None = _engine("memory")
-    gpu_memory_utilization: float = _engine("gpu_memory_utilization")
-    block_size: int | None = _engine("block_size")
-    kv_cache_layout: str = _engine("kv_cache_layout")
-    kv_cache_dtype: str = _engine("kv_cache_dtype")
+    max_model_len: int | None = _engine_option("max_model_len")
+    num_kv_blocks: int | None = _engine_option("num_kv_blocks")
+    memory: str | None = _engine_option("memory")
+    gpu_memory_utilization: float = _engine_option("gpu_memory_utilization")
+    block_size: int | None = _engine_option("block_size")
+    kv_cache_layout: str = _engine_option("kv_cache_layout")
+    kv_cache_dtype: str = _engine_option("kv_cache_dtype")
 
 
 @dataclass(frozen=True, slots=True)
 class OfflineEngineOptions(KvCacheOptions):
     """Options of an engine that answers one request at a time."""
 
-    context_shift: bool = _engine("context_shift")
-    num_keep: int = _engine("num_keep")
-    kv_store: str | None = _engine("kv_store")
-    num_threads: int | None = _engine("num_threads")
-    max_num_batched_tokens: int = _engine("max_num_batched_tokens")
-    fallback: str = _engine("fallback")
-    deterministic: bool = _engine("deterministic")
-    profiler_ranges: bool = _engine("profiler_ranges")
+    context_shift: bool = _engine_option("context_shift")
+    num_keep: int = _engine_option("num_keep")
+    kv_store: str | None = _engine_option("kv_store")
+    num_threads: int | None = _engine_option("num_threads")
+    max_num_batched_tokens: int = _engine_option("max_num_batched_tokens")
+    fallback: str = _engine_option("fallback")
+    deterministic: bool = _engine_option("deterministic")
+    profiler_ranges: bool = _engine_option("profiler_ranges")
 
 
 @dataclass(frozen=True, slots=True)
 class ServedEngineOptions(KvCacheOptions):
     """Options of an engine that a server runs: memory, batching, scheduling and sessions."""
 
-    context_shift: bool = _engine("context_shift")
-    num_keep: int = _engine("num_keep")
-    kv_store: str | None = _engine("kv_store")
-    swap_space: float = _engine("swap_space")
-    swap_device: str | None = _engine("swap_device")
-    swap_threshold: float = _engine("swap_threshold")
-    device_memory_threshold: float | None = _engine("device_memory_threshold")
-    num_threads: int | None = _engine("num_threads")
-    max_num_seqs: int = _engine("max_num_seqs")
-    max_num_batched_tokens: int = _engine("max_num_batched_tokens")
-    max_prefill_chunk: int | None = _engine("max_prefill_chunk")
-    scheduling_policy: str = _engine("scheduling_policy")
-    max_sessions: int = _engine("max_sessions")
-    session_ttl: float = _engine("session_ttl")
-    session_dir: str | None = _engine("session_dir")
-    fallback: str = _engine("fallback")
-    deterministic: bool = _engine("deterministic")
-    prefill_stream: bool = _engine("prefill_stream")
-    profiler_ranges: bool = _engine("profiler_ranges")
+    context_shift: bool = _engine_option("context_shift")
+    num_keep: int = _engine_option("num_keep")
+    kv_store: str | None = _engine_option("kv_store")
+    swap_space: float = _engine_option("swap_space")
+    swap_device: str | None = _engine_option("swap_device")
+    swap_threshold: float = _engine_option("swap_threshold")
+    device_memory_threshold: float | None = _engine_option("device_memory_threshold")
+    num_threads: int | None = _engine_option("num_threads")
+    max_num_seqs: int = _engine_option("max_num_seqs")
+    max_num_batched_tokens: int = _engine_option("max_num_batched_tokens")
+    max_prefill_chunk: int | None = _engine_option("max_prefill_chunk")
+    scheduling_policy: str = _engine_option("scheduling_policy")
+    max_sessions: int = _engine_option("max_sessions")
+    session_ttl: float = _engine_option("session_ttl")
+    session_dir: str | None = _engine_option("session_dir")
+    fallback: str = _engine_option("fallback")
+    deterministic: bool = _engine_option("deterministic")
+    prefill_stream: bool = _engine_option("prefill_stream")
+    profiler_ranges: bool = _engine_option("profiler_ranges")
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutionOptions(_EngineGroup):
+class ExecutionOptions(_EngineOptions):
     """Speculative decoding, and where steps run."""
 
-    speculative_method: str | None = _engine("speculative_method")
-    draft_model: str | None = _engine("draft_model")
-    num_speculative_tokens: int = _engine("num_speculative_tokens")
-    prompt_lookup_max: int = _engine("prompt_lookup_max")
-    prompt_lookup_min: int = _engine("prompt_lookup_min")
-    executor: str = _engine("executor")
-    tensor_parallel_size: int = _engine("tensor_parallel_size")
+    speculative_method: str | None = _engine_option("speculative_method")
+    draft_model: str | None = _engine_option("draft_model")
+    num_speculative_tokens: int = _engine_option("num_speculative_tokens")
+    prompt_lookup_max: int = _engine_option("prompt_lookup_max")
+    prompt_lookup_min: int = _engine_option("prompt_lookup_min")
+    executor: str = _engine_option("executor")
+    tensor_parallel_size: int = _engine_option("tensor_parallel_size")
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
     """Sampling parameters and stop conditions."""
 
-    max_tokens: int | None = _sampling(
+    max_tokens: int | None = _sampling_option(
         "max_tokens",
         "Maximum number of tokens to generate; -1 continues to the end of the context.",
         flags=("--max-tokens", "-n"),
     )
-    temperature: float | None = _sampling(
+    temperature: float | None = _sampling_option(
         "temperature",
         "Higher is more varied; 0 always takes the most likely token (greedy).",
         flags=("--temperature", "--temp"),
     )
-    top_k: int | None = _sampling("top_k", "Sample from the k most likely tokens; 0 is off.")
-    top_p: float | None = _sampling(
+    top_k: int | None = _sampling_option("top_k", "Sample from the k most likely tokens; 0 is off.")
+    top_p: float | None = _sampling_option(
         "top_p", "Sample from the most likely tokens whose probabilities sum to this; 1 is off."
     )
-    min_p: float | None = _sampling(
+    min_p: float | None = _sampling_option(
         "min_p", "Drop tokens less likely than this fraction of the most likely one; 0 is off."
     )
-    repetition_penalty: float | None = _sampling(
+    repetition_penalty: float | None = _sampling_option(
         "repetition_penalty", "Above 1 discourages tokens that already occurred in prompt or answer."
     )
     presence_penalty: float | None = setting(
@@ -216,7 +216,7 @@ class SamplingOptions:
         self.given()
 
     def given(self, **more: Any) -> dict[str, Any]:
-        """The parameters that are set, and `more`; raises what SamplingParams raises, before a model is loaded."""
+        """Return the parameters that are set, and `more`; raises SamplingParams' errors, before a model is loaded."""
         from aethermind.sampling.params import SamplingParams
 
         given = {name: value for name, value in {**asdict(self), **more}.items() if value is not None}
@@ -339,7 +339,7 @@ class ModelPoolOptions:
         "Maximum number of models loaded at once; models are loaded on demand, and the least recently used is unloaded "
         "for another.",
         check=_COUNT,
-        unset=_UNBOUNDED,
+        unset=_NO_LIMIT,
     )
     model_ttl: float | None = setting(
         None,
@@ -378,16 +378,16 @@ class LimitOptions:
         1 << 20, "Maximum number of prompt tokens of requests that wait for their first token.", check=_COUNT
     )
     max_concurrency_per_key: int | None = setting(
-        None, "Maximum number of requests that one API key has open at once.", check=_COUNT, unset=_UNBOUNDED
+        None, "Maximum number of requests that one API key has open at once.", check=_COUNT, unset=_NO_LIMIT
     )
     requests_per_minute: int | None = setting(
-        None, "Maximum number of requests of one API key in any 60 seconds.", check=_COUNT, unset=_UNBOUNDED
+        None, "Maximum number of requests of one API key in any 60 seconds.", check=_COUNT, unset=_NO_LIMIT
     )
     tokens_per_minute: int | None = setting(
         None,
         "Maximum number of prompt and answer tokens of one API key in any 60 seconds.",
         check=_COUNT,
-        unset=_UNBOUNDED,
+        unset=_NO_LIMIT,
     )
     max_body_bytes: int = setting(4 << 20, "Maximum size of a request body in bytes.", check=_COUNT)
     max_header_bytes: int = setting(64 << 10, "Maximum size of request headers in bytes.", check=_COUNT)
@@ -417,10 +417,10 @@ class LimitOptions:
 class BenchSettings:
     """Workload of `bench latency`, `bench serve` and `profile`."""
 
-    prompt_tokens: int | None = setting(None, "Tokens in each prompt.", check=_COUNT, unset=_OF_THE_COMMAND)
-    output_tokens: int | None = setting(None, "Tokens in each answer.", check=_COUNT, unset=_OF_THE_COMMAND)
-    batch: int | None = setting(None, "Requests per batch.", check=_COUNT, unset=_OF_THE_COMMAND)
-    repeat: int | None = setting(None, "Number of runs; medians are reported.", check=_COUNT, unset=_OF_THE_COMMAND)
+    prompt_tokens: int | None = setting(None, "Tokens in each prompt.", check=_COUNT, unset=_SET_BY_COMMAND)
+    output_tokens: int | None = setting(None, "Tokens in each answer.", check=_COUNT, unset=_SET_BY_COMMAND)
+    batch: int | None = setting(None, "Requests per batch.", check=_COUNT, unset=_SET_BY_COMMAND)
+    repeat: int | None = setting(None, "Number of runs; medians are reported.", check=_COUNT, unset=_SET_BY_COMMAND)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -475,5 +475,5 @@ SECTIONS = (
 
 
 def as_arguments(*groups: Any) -> dict[str, Any]:
-    """The options of groups by name, as arguments of `LLM`."""
+    """Return the fields of settings dataclasses by name, as arguments of `LLM`."""
     return {name: value for group in groups for name, value in asdict(group).items()}

@@ -45,13 +45,13 @@ def tokenize(
     """
     content = read_text(text, file, noun="text", option="--file")
     note_if_prompt_looks_like_model(text, "tokenize", model=model or tokenizer, chosen=options.chosen_model(model))
-    opened = open_tokenizer(model, tokenizer)
-    token_ids = opened.encode(content)
+    loaded = open_tokenizer(model, tokenizer)
+    token_ids = loaded.encode(content)
     if as_json:
-        names = [opened.id_to_token(token_id) for token_id in token_ids]
+        names = [loaded.id_to_token(token_id) for token_id in token_ids]
         console.print_json({"text": content, "token_ids": token_ids, "tokens": names})
         return
-    rows = [(str(token_id), _shown(opened, token_id)) for token_id in token_ids]
+    rows = [(str(token_id), _shown(loaded, token_id)) for token_id in token_ids]
     width = max((len(token_id) for token_id, _ in rows), default=0)
     for token_id, shown in rows:
         print(f"{token_id:>{width}}  {shown}")
@@ -78,14 +78,14 @@ def detokenize(
     ids = parse_token_ids(text)
     if not ids:
         raise InvalidArgumentError("Found no token ids. Give them as arguments, or as - for standard input.")
-    opened = open_tokenizer(model, tokenizer)
+    loaded = open_tokenizer(model, tokenizer)
     for token_id in ids:
-        if opened.id_to_token(token_id) is None:
+        if loaded.id_to_token(token_id) is None:
             raise InvalidArgumentError(
-                f"Token id {token_id} is not in the vocabulary of {opened.vocab_size} tokens. "
+                f"Token id {token_id} is not in the vocabulary of {loaded.vocab_size} tokens. "
                 "Pass --model the model that the ids come from."
             )
-    decoded = opened.decode(ids, skip_special_tokens=False)
+    decoded = loaded.decode(ids, skip_special_tokens=False)
     if as_json:
         console.print_json({"text": decoded, "token_ids": ids})
     else:
@@ -93,39 +93,39 @@ def detokenize(
 
 
 def open_tokenizer(model: str | None, tokenizer: str | None) -> Tokenizer:
-    """The given tokenizer, else that of the chosen model, without loading the model."""
+    """Open the given tokenizer, else that of the chosen model, without loading the model."""
     from aethermind.runtime import Runtime
 
     return Runtime.boot().open_tokenizer_source(tokenizer or options.chosen_model(model)).tokenizer()
 
 
 def parse_token_ids(text: str) -> list[int]:
-    """Ids from a JSON list, from an object with `token_ids`, or from numbers between spaces or commas."""
+    """Parse token ids: a JSON list, an object with `token_ids`, or numbers separated by spaces or commas."""
     if text.lstrip().startswith(("[", "{")):
-        items = _from_json(text)
+        values = _from_json(text)
     else:
-        items = [int(word) if word.isdecimal() else word for word in text.replace(",", " ").split()]
-    for item in items:
-        if isinstance(item, bool) or not isinstance(item, int) or item < 0:
-            raise InvalidArgumentError(f"{item!r:.60} is not a token id. Give integers from 0 on, such as 72 101 108.")
-    return items
+        values = [int(word) if word.isdecimal() else word for word in text.replace(",", " ").split()]
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise InvalidArgumentError(f"{value!r:.60} is not a token id. Give integers from 0 on, such as 72 101 108.")
+    return values
 
 
 def _from_json(text: str) -> list[Any]:
     import json
 
     try:
-        value = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"The token ids are not valid JSON ({error}). Give a list of integers.") from None
-    items = value.get("token_ids") if isinstance(value, dict) else value
-    if not isinstance(items, list):
+    values = content.get("token_ids") if isinstance(content, dict) else content
+    if not isinstance(values, list):
         raise InvalidArgumentError("The JSON holds no token_ids. Give a list, or an object with token_ids in it.")
-    return items
+    return values
 
 
 def _shown(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token's text in quotes, or its bytes if they are only part of a character."""
+    """Return a token's text in quotes, or its bytes if they are a part of a character only."""
     raw = tokenizer.token_bytes(token_id)
     if raw is None:
         return repr(tokenizer.token_text(token_id))

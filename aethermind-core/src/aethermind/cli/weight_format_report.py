@@ -26,7 +26,7 @@ def as_record(use: FormatUsage) -> dict[str, Any]:
 
 
 def describe(records: Sequence[dict[str, Any]]) -> str:
-    """Return e.g. `168 matrices in int4: 201 MB, 4.50 bits per weight; …`; empty if all weights are dense."""
+    """Return text such as `168 matrices in int4: 201 MB, 4.50 bits per weight; …`; empty if all weights are dense."""
     return "; ".join(map(_describe_one, records))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["Configuration", "Section", "Setting", "SettingValue", "resolve", "setting"]
 
-_HOMES = {
+_MODULES = {
     "Configuration": "aethermind.config.configuration",
     "Section": "aethermind.config.section",
     "Setting": "aethermind.config.section",
@@ -21,8 +21,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

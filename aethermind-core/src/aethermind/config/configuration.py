@@ -1,7 +1,7 @@
-"""A configuration: the value of each setting, and where it came from.
+"""A configuration: the value of each setting, and its origin.
 
-Three layers are merged: the file, then environment variables, then flags; the last one wins. Every layer is checked,
-also where a higher one overrides it, so that an error is reported at once.
+Three layers are merged: the file, then environment variables, then flags; the last one wins. Every value of every layer
+is checked, also one that a later layer overrides, so that mistakes in a file are reported.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Configuration:
     values: Mapping[str, SettingValue]
 
     def to_toml(self) -> str:
-        """Valid TOML that sets the same values, each with its origin; an unset one becomes a comment."""
+        """Return TOML that sets the same values, with origins as comments; unset and secret ones are comments only."""
         return "\n".join(self._lines())
 
     def to_record(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """Values and origins by section and key, for JSON."""
+        """Return values and origins by section and key, for JSON."""
         record: dict[str, dict[str, dict[str, Any]]] = {}
         for name, setting in self.settings.items():
             value, origin = self.values[name]
@@ -76,7 +76,7 @@ class Configuration:
                 elif setting.is_secret:
                     yield f"# {setting.key} is set and {_HIDDEN}  # {_printable(origin)}"
                 else:
-                    yield f"{setting.key} = {_toml(_without_passwords(value))}  # {_printable(origin)}"
+                    yield f"{setting.key} = {_toml_value(_without_passwords(value))}  # {_printable(origin)}"
 
 
 def resolve(
@@ -86,26 +86,27 @@ def resolve(
     variables: Mapping[str, str] | None = None,
     flags: Mapping[str, SettingValue] | None = None,
 ) -> Configuration:
-    """Merge the layers. SettingsError for an unknown section or key, and for a value that is not allowed.
+    """Merge the layers into a configuration of all settings in `sections`.
 
-    Of `variables`, those of settings are read and the others ignored. `flags` are keyed by full name and have the type
+    SettingsError for an unknown section or key, and for a value that is not allowed. `variables` are environment
+    variables, of which those that set no setting are ignored. `flags` are keyed by full name and have the type
     of their setting already.
     """
     settings = {setting.name: setting for section in sections for setting in section.settings.values()}
     owners = {f"{section.name}.{key}": cls for section in sections for cls in section.types for key in _keys(cls)}
     adapters = {name: TypeAdapter(owners[name]) for name in settings}
     values = {name: SettingValue(setting.default, DEFAULT) for name, setting in settings.items()}
-    for setting, key, raw in _in_file(file, settings) if file is not None else ():
+    for setting, key, raw in _settings_in_file(file, settings) if file is not None else ():
         where = f"{file}:{setting.section}.{key}"
-        values[setting.name] = SettingValue(_check(adapters[setting.name], setting, raw, where, is_text=False), where)
-    for setting, variable, text in _in_variables(variables or {}, settings):
+        values[setting.name] = SettingValue(_convert(adapters[setting.name], setting, raw, where, is_text=False), where)
+    for setting, variable, text in _settings_in_variables(variables or {}, settings):
         values[setting.name] = SettingValue(
-            _check(adapters[setting.name], setting, text, variable, is_text=True), variable
+            _convert(adapters[setting.name], setting, text, variable, is_text=True), variable
         )
     values.update(flags or {})
     for section in sections:
         for cls in section.types:
-            _check_together(section.name, cls, values)
+            _check_combination(section.name, cls, values)
     return Configuration(settings, values)
 
 
@@ -113,8 +114,8 @@ def _keys(cls: Any) -> Iterator[str]:
     return iter(cls.__dataclass_fields__)
 
 
-def _in_file(file: Path, settings: Mapping[str, Setting]) -> Iterator[tuple[Setting, str, Any]]:
-    """Each setting that a file has, with the key that the file uses, and the value."""
+def _settings_in_file(file: Path, settings: Mapping[str, Setting]) -> Iterator[tuple[Setting, str, Any]]:
+    """Yield each setting that a file sets, with the key that the file uses, and the value."""
     names = list(dict.fromkeys(setting.section for setting in settings.values()))
     renamed = {f"{setting.section}.{old}": setting for setting in settings.values() for old in setting.old_names}
     for section, content in read_file(file).items():
@@ -143,7 +144,9 @@ def _in_file(file: Path, settings: Mapping[str, Setting]) -> Iterator[tuple[Sett
             yield setting, key, value
 
 
-def _in_variables(variables: Mapping[str, str], settings: Mapping[str, Setting]) -> Iterator[tuple[Setting, str, str]]:
+def _settings_in_variables(
+    variables: Mapping[str, str], settings: Mapping[str, Setting]
+) -> Iterator[tuple[Setting, str, str]]:
     for setting in settings.values():
         given = [(name, variables[name]) for name in setting.variables if variables.get(name)]
         if len({text for _, text in given}) > 1:
@@ -153,8 +156,11 @@ def _in_variables(variables: Mapping[str, str], settings: Mapping[str, Setting])
             yield setting, *given[0]
 
 
-def _check(adapter: TypeAdapter[Any], setting: Setting, raw: Any, where: str, *, is_text: bool) -> Any:
-    """Convert a value to its setting's type. A file's value has a type already; a variable's is read as text."""
+def _convert(adapter: TypeAdapter[Any], setting: Setting, raw: Any, where: str, *, is_text: bool) -> Any:
+    """Convert a value to its setting's type: text of a variable (`is_text`), or a value of a file, which has a type.
+
+    SettingsError if the setting does not accept it; `where` names the origin in messages.
+    """
     may_be_list = "tuple" in str(setting.type)
     is_list = may_be_list and not (isinstance(setting.type, UnionType) and str in get_args(setting.type))
     try:
@@ -165,14 +171,14 @@ def _check(adapter: TypeAdapter[Any], setting: Setting, raw: Any, where: str, *,
             value = [raw] if is_list and isinstance(raw, str) else raw
             checked = adapter.validate_json(json.dumps({setting.key: value}, default=str), strict=True)
     except ValidationError as error:
-        raise SettingsError(_sentence(error, setting, raw, where)) from None
+        raise SettingsError(_message(error, setting, raw, where)) from None
     except (ValueError, RecursionError) as error:
         shown = "wrong:" if setting.is_secret else f"{raw!r} but"
         raise SettingsError(f"{where} is {shown} should be a JSON list: {error}.") from None
     return getattr(checked, setting.key)
 
 
-def _sentence(error: ValidationError, setting: Setting, raw: Any, where: str) -> str:
+def _message(error: ValidationError, setting: Setting, raw: Any, where: str) -> str:
     (first, *_) = error.errors(include_url=False)
     if first["type"] == "value_error":
         return f"{where}: {first['ctx']['error']}"
@@ -182,8 +188,8 @@ def _sentence(error: ValidationError, setting: Setting, raw: Any, where: str) ->
     return f"{where} is {raw!r}: {accepted.replace('Input', setting.name, 1)}."
 
 
-def _check_together(section: str, cls: type[Any], values: Mapping[str, SettingValue]) -> None:
-    """Check the values of a dataclass that are wrong only in combination."""
+def _check_combination(section: str, cls: type[Any], values: Mapping[str, SettingValue]) -> None:
+    """Construct a dataclass of settings, which raises ValueError for values that are wrong only in combination."""
     found = {key: values[f"{section}.{key}"] for key in _keys(cls)}
     try:
         cls(**{key: value for key, (value, _) in found.items()})
@@ -196,9 +202,9 @@ def _without_passwords(value: Any) -> Any:
     return _PASSWORD.sub(rf"\1{_HIDDEN}@", value) if isinstance(value, str) else value
 
 
-def _toml(value: Any) -> str:
+def _toml_value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(_toml_value, value))}]"
     if isinstance(value, float):
         return repr(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

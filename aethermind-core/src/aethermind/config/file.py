@@ -15,11 +15,11 @@ _SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 
 
 def find_file(named: str | os.PathLike[str] | None = None) -> Path | None:
-    """The path of the configuration file, None if there is none.
+    """Return the path of the configuration file, or None if there is none.
 
-    It is `named`, else AETHERMIND_CONFIG, else `aethermind.toml` (.yaml, .yml, .json) in the working directory, else
-    `config.toml` (.yaml, .yml, .json) in `aethermind` under XDG_CONFIG_HOME or ~/.config. SettingsError if a named file
-    is missing, or if two files are in the same place.
+    The path is `named` (the value of --config), else AETHERMIND_CONFIG, else `aethermind.toml` (.yaml, .yml, .json) in
+    the working directory, else `config.toml` (.yaml, .yml, .json) in `aethermind` under XDG_CONFIG_HOME or ~/.config.
+    SettingsError if a named file is missing, or if two files are in the same place.
     """
     for path, origin in ((named, "--config"), (os.environ.get("AETHERMIND_CONFIG"), "AETHERMIND_CONFIG")):
         if path:
@@ -38,7 +38,7 @@ def find_file(named: str | os.PathLike[str] | None = None) -> Path | None:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The tables of a file by name. SettingsError if it cannot be read or is not a mapping."""
+    """Return the tables (sections) of a file by name. SettingsError if it cannot be read or is not a mapping."""
     if path.suffix not in _SUFFIXES:
         raise SettingsError(f"{path} has an unknown ending. Configuration files end in {', '.join(_SUFFIXES)}.")
     try:
@@ -69,14 +69,14 @@ def _read_toml(path: Path, text: str) -> dict[str, Any]:
 def _read_json(path: Path, text: str) -> Any:
     import json
 
-    def checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise SettingsError(f"{path} has {twice} twice. Remove one of them.")
+        if duplicate := next((name for name in names if names.count(name) > 1), None):
+            raise SettingsError(f"{path} has {duplicate} twice. Remove one of them.")
         return dict(pairs)
 
     try:
-        return json.loads(text, object_pairs_hook=checked) if text.strip() else None
+        return json.loads(text, object_pairs_hook=refuse_duplicates) if text.strip() else None
     except (json.JSONDecodeError, RecursionError) as error:
         raise SettingsError(f"{path} is not valid JSON: {error}. Correct it.") from None
 
@@ -95,7 +95,7 @@ def _read_yaml(path: Path, text: str) -> Any:
 
 
 def _refuse_duplicates(path: Path, document: Any) -> None:
-    """SettingsError for equal sections or keys, of which YAML's readers would silently take the last."""
+    """Raise SettingsError for a section or key that occurs twice; PyYAML would silently take the last one."""
     mappings = [document, *(value for _, value in document.value)] if _is_mapping(document) else []
     for mapping in filter(_is_mapping, mappings):
         seen = set()

@@ -1,6 +1,6 @@
-"""Tables of settings: a frozen dataclass whose fields carry default, help text, check and spellings.
+"""Settings: frozen dataclasses whose fields have a default, a help text, a check and names.
 
-Each such field is a key of a configuration file, an environment variable and a flag of the command line.
+Each field is a key of a configuration file, an environment variable and a flag of the command line.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["Check", "Section", "Setting", "check_fields", "one_of", "setting", "
 
 
 class Check(NamedTuple):
-    """The values that a setting accepts: a predicate, and its description after `should be`.
+    """The values that a setting accepts: a predicate, and `requirement`, the words after `should be` in messages.
 
     `choices` lists the values where there are few; `minimum` and `maximum` are inclusive bounds of a number.
     """
 
     accepts: Callable[[Any], bool]
-    words: str
+    requirement: str
     choices: tuple[str, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
@@ -33,18 +33,18 @@ def one_of(*choices: str) -> Check:
     return Check(lambda value: value in choices, f"one of {', '.join(choices)}", choices)
 
 
-def within(minimum: float, maximum: float | None, words: str) -> Check:
-    """Accept numbers from `minimum` to `maximum`, both included; NaN is refused."""
+def within(minimum: float, maximum: float | None, requirement: str) -> Check:
+    """Accept numbers from `minimum` to `maximum`, both included, with None for no maximum; NaN is refused."""
     bound = float("inf") if maximum is None else maximum
-    return Check(lambda value: minimum <= value <= bound, words, (), minimum, maximum)
+    return Check(lambda value: minimum <= value <= bound, requirement, (), minimum, maximum)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One setting.
 
-    `help` is a sentence with the unit; `details` continue it in the Python reference. `unset` describes what a default
-    of None leads to. `parameter` is the name that commands and Python callers use, `flags` are its spellings on the
+    `help` is a sentence with the unit; `details` continue it in the Python reference. `unset` describes the effect of a
+    default of None. `parameter` is the name that commands and Python callers use, `flags` are its spellings on the
     command line if they do not follow from that name, `metavar` is the placeholder of its value there. `variable` is a
     short environment variable besides the regular one. `old_names` are deprecated keys with the same meaning. The value
     of a setting that `is_secret` is never printed.
@@ -78,9 +78,9 @@ class Setting:
         return (regular, *(() if self.variable is None else (self.variable,)), *old)
 
 
-def setting(default: Any, help: str, **about: Any) -> Any:
-    """A field of a settings dataclass; `about` are further fields of its `Setting`."""
-    return field(default=default, metadata={"setting": Setting(default, help, **about)})
+def setting(default: Any, help: str, **attributes: Any) -> Any:
+    """Return a field of a settings dataclass; `attributes` are further attributes of its `Setting`."""
+    return field(default=default, metadata={"setting": Setting(default, help, **attributes)})
 
 
 @cache
@@ -88,9 +88,9 @@ def settings_of(cls: Any) -> Mapping[str, Setting]:
     """The settings of a dataclass by field name, in the order of its fields."""
     types = get_type_hints(cls)
     found = {}
-    for item in fields(cast(Any, cls)):
-        about = item.metadata["setting"]
-        found[item.name] = replace(about, key=item.name, type=types[item.name], parameter=about.parameter or item.name)
+    for field_ in fields(cast(Any, cls)):
+        name, declared = field_.name, field_.metadata["setting"]
+        found[name] = replace(declared, key=name, type=types[name], parameter=declared.parameter or name)
     return found
 
 
@@ -99,16 +99,16 @@ def check_fields(settings: Any) -> None:
 
     Raises InvalidArgumentError for the first value that is refused.
     """
-    for item in fields(settings):
-        value, check = getattr(settings, item.name), item.metadata["setting"].check
-        is_unset = value is None and item.default is None
+    for field_ in fields(settings):
+        value, check = getattr(settings, field_.name), field_.metadata["setting"].check
+        is_unset = value is None and field_.default is None
         if not (check is None or is_unset or check.accepts(value)):
-            raise InvalidArgumentError(f"{item.name} should be {check.words}, got {value!r}.")
+            raise InvalidArgumentError(f"{field_.name} should be {check.requirement}, got {value!r}.")
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table of the file: its name, and the dataclasses whose fields are its keys.
+    """A table (section) of the configuration file: its name, and the dataclasses whose fields are its keys.
 
     Every field comes from `setting`. A dataclass's `__post_init__` raises ValueError for values out of range.
     """

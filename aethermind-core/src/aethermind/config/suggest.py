@@ -1,4 +1,4 @@
-"""Suggestions for unknown names."""
+"""Suggestions in error messages about unknown names."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["did_you_mean"]
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: `; did you mean X?`, or a full stop if no name is close.
+    """Return the end of a sentence about an unknown name: `; did you mean X?`, or a full stop if no name is close.
 
-    For a name with a dot, a known name with the same last part comes first: a key in the wrong section.
+    A known name with the same part after the last dot takes precedence, which is a key of another section.
     """
     text, names = str(name), list(known)
     key = text.rpartition(".")[2]
-    elsewhere = [name for name in names if "." in name and name.rpartition(".")[2] == key]
-    close = elsewhere or get_close_matches(text, names, n=1, cutoff=0.6)
+    same_key = [name for name in names if "." in name and name.rpartition(".")[2] == key]
+    close = same_key or get_close_matches(text, names, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else "."

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from aethermind.dispatch.kernel import REPAIR, Kernel, Signature
+from aethermind.dispatch.kernel import REPAIR_ADVICE, Kernel, Signature
 from aethermind.errors import AetherMindError, PluginError, describe_exception
 
 __all__ = ["Dispatcher", "Fallback", "Resolution"]
 
 
 class Fallback(Enum):
-    """The policy for operators without kernel and decomposition, on devices whose memory the host can access.
+    """The policy for operators that have neither a kernel nor a decomposition, if the host can access the device's
+    memory.
 
     ERROR refuses the plan; WARN runs the NumPy reference, and the engine logs a warning; ALLOW runs it without one.
     """
@@ -42,10 +43,10 @@ class Resolution:
 
 
 class Dispatcher:
-    """Resolves signatures against the kernels of one device, when a graph is compiled.
+    """Chooses kernels of one device for signatures, when a graph is compiled.
 
-    Of supporting kernels the one of highest priority is chosen, of equals the first in `kernels`. With
-    `is_deterministic`, only batch-invariant kernels are.
+    Of the kernels that support a signature it chooses the one of highest priority; of equal ones, the first in
+    `kernels`. With `is_deterministic` it chooses batch-invariant kernels only.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Dispatcher:
         self._fallbacks = _group(fallback_kernels)
 
     def with_kernels(self, kernels: Sequence[Kernel]) -> Dispatcher:
-        """Return a dispatcher with more kernels, behind those of the same priority."""
+        """Return a dispatcher with more kernels, which come after present ones of the same priority."""
         existing = [kernel for group in self._by_operator.values() for kernel in group]
         fallbacks = [kernel for group in self._fallbacks.values() for kernel in group]
         return Dispatcher([*existing, *kernels], fallbacks, is_deterministic=self._is_deterministic)
@@ -67,23 +68,23 @@ class Dispatcher:
         return Dispatcher(existing, kernels, is_deterministic=self._is_deterministic)
 
     def has_format(self, name: str) -> bool:
-        """Whether one of the device's own kernels computes with weights in the format `name`."""
+        """Whether a kernel of the device, fallbacks excluded, computes with weights in the format `name`."""
         kernels = (kernel for group in self._by_operator.values() for kernel in group)
         return any(kernel.weight_formats is None or name in kernel.weight_formats for kernel in kernels)
 
     def resolve(self, signature: Signature) -> Resolution:
-        """Choose among the device's own kernels."""
+        """Choose one of the device's kernels, fallbacks excluded."""
         return self._choose(signature, self._by_operator.get(signature.operator, []))
 
     def resolve_fallback(self, signature: Signature) -> Resolution:
-        """Choose among the fallback kernels: NumPy references, where the fallback policy allows them."""
+        """Choose one of the fallback kernels: NumPy references, if the fallback policy allows them."""
         return self._choose(signature, self._fallbacks.get(signature.operator, []), is_fallback=True)
 
     def _choose(self, signature: Signature, candidates: Sequence[Kernel], *, is_fallback: bool = False) -> Resolution:
         chosen = None
         rejected = []
         for kernel in candidates:
-            reason = self._reason_against(kernel, signature) if chosen is None else _reason_behind(chosen, kernel)
+            reason = self._reason_against(kernel, signature) if chosen is None else _outranked_reason(chosen, kernel)
             if reason is None:
                 chosen = kernel
             else:
@@ -103,7 +104,7 @@ def _group(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
     return grouped
 
 
-def _reason_behind(chosen: Kernel, kernel: Kernel) -> str:
+def _outranked_reason(chosen: Kernel, kernel: Kernel) -> str:
     if kernel.priority == chosen.priority:
         return f"of the same priority {kernel.priority}, registered later"
     return f"priority {kernel.priority} < {chosen.priority}"
@@ -114,20 +115,22 @@ def _reason_against(kernel: Kernel, signature: Signature) -> str | None:
         return f"computes {', '.join(sorted(map(str, kernel.dtypes)))}, not {signature.dtype}"
     if kernel.weight_formats is not None and signature.weight_format not in kernel.weight_formats:
         return f"reads {', '.join(sorted(kernel.weight_formats))} weights, not {signature.weight_format}"
-    return _answer_of(kernel, signature)
+    return _supports(kernel, signature)
 
 
-def _answer_of(kernel: Kernel, signature: Signature) -> str | None:
-    """Return a kernel's reason against a call; PluginError where `supports` raises, or returns something else."""
+def _supports(kernel: Kernel, signature: Signature) -> str | None:
+    """Return `kernel.reason_against(signature)`; PluginError if the kernel's `supports` raises, or returns no text."""
     try:
         reason: object = kernel.reason_against(signature)
     except AetherMindError:
         raise
     except Exception as error:
-        raise PluginError(f"`supports` of kernel {kernel.title} raised {describe_exception(error)} {REPAIR}") from error
+        raise PluginError(
+            f"`supports` of kernel {kernel.title} raised {describe_exception(error)} {REPAIR_ADVICE}"
+        ) from error
     if reason is not None and not isinstance(reason, str):
         raise PluginError(
             f"`supports` of kernel {kernel.title} returned {reason!r:.80}; it should return None, or a sentence why "
-            f"the kernel does not take a call. {REPAIR}"
+            f"the kernel does not take a call. {REPAIR_ADVICE}"
         )
     return reason

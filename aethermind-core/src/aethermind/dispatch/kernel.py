@@ -12,23 +12,25 @@ from aethermind.ops.operator import BROADCASTING
 from aethermind.ops.schema import Attribute, TensorType
 from aethermind.ops.weight_format import DENSE
 
-__all__ = ["Kernel", "Pack", "REPAIR", "Signature"]
+__all__ = ["Kernel", "Pack", "REPAIR_ADVICE", "Signature"]
 
 T = TypeVar("T")
 
 _CAPSULE = b"aethermind.kernel.v1"
 
-REPAIR = "Update or uninstall its package, or choose another device."
+REPAIR_ADVICE = "Update or uninstall its package, or choose another device."
 """The advice in errors about a kernel that breaks its contract."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One call to be resolved. `dtype` is that of the operator's F; the dims of `inputs` may be symbols.
+    """A call of an operator for which a kernel is chosen.
 
-    `weight_format` is that of the operator's weights; where they differ, the names are joined: `dense+int4`. `packed`
-    are, by input, the layouts into which gathered weights are packed already, for another operator. `additions` are the
-    operator's (see `Operator`), and whether the call uses them; `extension` is the call's, if it has one.
+    `dtype` is that of F, the float type in the operator's schema. The dims of `inputs` may be symbolic. `weight_format`
+    is the format of the operator's weights; if they have several, the names are joined: `dense+int4`. `packed` maps an
+    input that is gathered from, such as an embedding table, to the layout into which it is packed for another operator.
+    `additions` maps each optional input or attribute that the operator gained after its first release to whether the
+    call uses it; `extension` names what the call has that plugin API 1 did not allow, or is None (see `Operator`).
     """
 
     operator: str
@@ -48,18 +50,18 @@ class Pack:
 
     `name` identifies the layout: kernels that name the same one share one packed copy. `nbytes(shape, dtype)` is its
     size, `dtype` being that of the operator's F. `pack(source, destination_address)` writes a weight to host memory.
-    The source is a row-major NumPy array of that dtype. For a `weight_format` it is a QuantizedWeight of this format,
-    or a row-major array of float32, bfloat16 or float16, which the pack quantises itself, to the same codes, scales and
-    zero points as the format's `quantize`.
+    The source is a row-major NumPy array of that dtype. For a quantised `weight_format` it is a QuantizedWeight of this
+    format, or a row-major array of float32, bfloat16 or float16. The pack quantises such an array itself, to the same
+    quantised values, scales and zero points as the format's `quantize`.
 
     For devices with memory of their own, `pack_on_device(backend, source, destination)` may do the same on the device:
-    it takes such an array, in host memory, and has written the same bytes to the tensor `destination` on return.
+    it takes such an array in host memory, and returns when it has written the same bytes to the tensor `destination`.
 
     With `is_adjacent`, packed weights that one step reads first follow each other in memory, as row-major ones do (see
     `graph.constants.ConstantStore`): a kernel may read them as one matrix.
 
-    `build` identifies the code that packs; another build has another name. Where it is given, packed weights may be
-    cached on disk and mapped by later processes (see `engine.weight_cache`): their bytes have to depend on nothing but
+    `build` identifies the code that packs; another build has another name. If it is given, packed weights may be cached
+    on disk and mapped by later processes (see `engine.weight_cache`): their bytes have to depend on nothing but
     the weight, the layout and this code. They are then in read-only memory.
     """
 
@@ -76,15 +78,15 @@ def _supports_everything(_: Signature) -> str | None:
     return None
 
 
-class _Counts(NamedTuple):
-    """How many inputs and attributes a native kernel takes."""
+class _Arity(NamedTuple):
+    """The numbers of inputs and attributes that a native kernel takes."""
 
     inputs: int
     attributes: int
 
 
-def _counts_of(native: object) -> _Counts | None:
-    """Read them from the `am_kernel` of a capsule; None where the object is no capsule of the kernel ABI."""
+def _arity_of(native: object) -> _Arity | None:
+    """Read the arity from the `am_kernel` of a capsule; None if the object is no capsule of the kernel ABI."""
     import ctypes
 
     is_valid, pointer_of = ctypes.pythonapi.PyCapsule_IsValid, ctypes.pythonapi.PyCapsule_GetPointer
@@ -93,7 +95,7 @@ def _counts_of(native: object) -> _Counts | None:
     if not is_valid(native, _CAPSULE):
         return None
     _, num_inputs, _, num_attributes = (ctypes.c_uint32 * 4).from_address(pointer_of(native, _CAPSULE))
-    return _Counts(num_inputs, num_attributes)
+    return _Arity(num_inputs, num_attributes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,19 +113,19 @@ class Kernel:
     kernel's pack for that input, to a function as its bytes, uint8 [nbytes]; without a pack it is passed as float32
     values.
 
-    `arithmetic` is the dtype whose peak rate bounds its operations where that is not F, as in kernels that quantise
-    activations.
+    `arithmetic` is the dtype whose peak rate bounds the kernel's operations (roofline), if that is not F: kernels that
+    quantise activations compute in int8.
 
     `is_batch_invariant` promises that a row's results have the same bits whatever the other rows of a call are, and
     however many. Only such kernels are chosen with `deterministic=True`; the conformance kit checks it.
 
     `rounds_weights` says that dequantised weights may be rounded to F before the multiplication.
 
-    `additions` are the names of the operator's additions that a kernel computes (see `Operator`); a native kernel names
-    BROADCASTING only, as the others follow from the numbers of inputs and attributes in its `am_kernel`. A kernel is
-    not chosen for a call that uses another one. In all its calls, and in the signatures that `supports` gets, additions
-    that it does not know are left out from the end on, so that a kernel which was written before an operator grew gets
-    the inputs and attributes that it knows.
+    `additions` are the optional inputs and attributes, added to the operator after its first release (see `Operator`),
+    that the kernel computes. A native kernel names BROADCASTING only; the others follow from the numbers of inputs and
+    attributes in its `am_kernel`. A kernel is not chosen for a call that uses an addition which it does not compute.
+    Its calls, and the signatures that `supports` gets, lack the trailing additions that it does not compute: a kernel
+    that is older than an addition gets the inputs and attributes that it was written for.
 
     `provider` is the package that the kernel comes from, for messages, and `api_version` the version of the plugin API
     by which it offers the kernel, None for the newest. The registry sets both.
@@ -157,7 +159,9 @@ class Kernel:
         return f"{self.name!r} for {self.operator}" + (f" of {self.provider}" if self.provider else "")
 
     def reason_against(self, signature: Signature) -> str | None:
-        """Return None, or why the kernel does not support a call: an extension, an addition, or as `supports` says."""
+        """Return None, or why the kernel does not support a call: its extension, an addition, or the result of
+        `supports`.
+        """
         if signature.extension is not None and self.api_version == 1:
             return f"is for plugin API 1, which has no {signature.extension}"
         if not signature.additions:
@@ -185,20 +189,22 @@ class Kernel:
     def _known_additions(
         self, num_inputs: int, attributes: Mapping[str, Attribute], additions: Sequence[str]
     ) -> frozenset[str]:
-        """Return the additions that the kernel computes; all where `native` is no kernel, which binding reports."""
+        """Return the additions that the kernel computes; all if `native` is not a kernel, an error that binding
+        reports.
+        """
         if self.native is None:
             return self.additions
-        counts = _counts_of(self.native)
-        if counts is None:
+        arity = _arity_of(self.native)
+        if arity is None:
             return frozenset(additions)
         inputs = _optional_inputs(additions, attributes)
         first = num_inputs - len(inputs)  # additions are behind the inputs of the first release
-        known = {*inputs[: max(counts.inputs - first, 0)], *list(attributes)[: counts.attributes], *self.additions}
+        known = {*inputs[: max(arity.inputs - first, 0)], *list(attributes)[: arity.attributes], *self.additions}
         return frozenset(known.intersection(additions))
 
     def failure(self, error: Exception) -> KernelError:
-        """Return the error to raise where its function raised `error`, which is not an AetherMindError."""
-        return KernelError(f"Kernel {self.title} raised {describe_exception(error)} {REPAIR}")
+        """Return the error to raise after the kernel's function raised `error`, which is not an AetherMindError."""
+        return KernelError(f"Kernel {self.title} raised {describe_exception(error)} {REPAIR_ADVICE}")
 
     def call(self, inputs: Sequence[Any], outputs: Sequence[Any], attributes: Mapping[str, Attribute]) -> None:
         """Call a Python kernel; KernelError names it and its package where it fails.

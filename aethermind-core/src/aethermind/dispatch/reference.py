@@ -1,4 +1,4 @@
-"""Operators computed by their NumPy references: the oracle of kernel tests, and the kernels of the `numpy` device."""
+"""Operators computed by their NumPy references, which kernel tests compare with, and the kernels of device `numpy`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _DTYPES = frozenset({DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16})
 class ReferenceRunner:
     """An OpBuilder whose values are NumPy arrays: it computes operators instead of recording them.
 
-    Floats narrower than float32 are computed in float32, and the outputs of every operator are rounded to the dtype in
-    its schema. Where an input is float64, all floats may be, and nothing is rounded.
+    Floats narrower than float32 are computed in float32, and the outputs of every operator are rounded to the dtypes of
+    its schema. If an input is float64, float outputs are float64 and are not rounded.
     """
 
     def __init__(self, operators: OperatorRegistry) -> None:
@@ -40,15 +40,15 @@ class ReferenceRunner:
         schema = operator.schema
         inputs += (None,) * (len(schema.inputs) - len(inputs))
         completed = schema.complete(attributes)
-        is_exact = any(array is not None and array.dtype == np.float64 for array in inputs)
+        has_float64 = any(array is not None and array.dtype == np.float64 for array in inputs)
         types = schema.infer([_type_of(array) for array in inputs], completed)
         if operator.reference is not None:
-            results = operator.reference(*_computable(operator, inputs), **completed)
+            results = operator.reference(*_widened_inputs(operator, inputs), **completed)
         else:
             assert operator.decompose is not None, f"operator {name} has neither a reference nor a decomposition"
             results = operator.decompose(self, *inputs, **completed)
         outputs = tuple(
-            _stored(result, type_, is_exact) for result, type_ in zip(_as_tuple(results), types, strict=True)
+            _rounded_output(result, type_, has_float64) for result, type_ in zip(_as_tuple(results), types, strict=True)
         )
         return outputs if len(outputs) > 1 else outputs[0]
 
@@ -64,7 +64,7 @@ def evaluate(
 
     OperatorError when inputs do not fit the schema.
     """
-    converted = [None if array is None else _converted(array, np.dtype(compute)) for array in inputs]
+    converted = [None if array is None else _cast_floats(array, np.dtype(compute)) for array in inputs]
     return _as_tuple(ReferenceRunner(operators).op(operator.name, *converted, **attributes))
 
 
@@ -87,9 +87,9 @@ def reference_kernels(operators: Iterable[Operator], device_type: str) -> list[K
     for operator in operators:
         if operator.decompose is not None or operator.schema.is_view:
             continue
-        forms = [("reference", 0, operator.reference, operator.by_row is None)]
+        references = [("reference", 0, operator.reference, operator.by_row is None)]
         if operator.by_row is not None:
-            forms.append(("reference by row", -1, operator.by_row, True))
+            references.append(("reference by row", -1, operator.by_row, True))
         kernels += [
             Kernel(
                 operator.name,
@@ -102,7 +102,7 @@ def reference_kernels(operators: Iterable[Operator], device_type: str) -> list[K
                 is_batch_invariant=is_batch_invariant,
                 additions=frozenset(operator.additions),
             )
-            for name, priority, reference, is_batch_invariant in forms
+            for name, priority, reference, is_batch_invariant in references
         ]
     return kernels
 
@@ -114,28 +114,30 @@ def _kernel_function(
 
     def compute(inputs: Sequence[Array | None], outputs: Sequence[Array], attributes: Mapping[str, Attribute]) -> None:
         assert reference is not None
-        results = _as_tuple(reference(*_computable(operator, inputs), **attributes))
+        results = _as_tuple(reference(*_widened_inputs(operator, inputs), **attributes))
         for output, result in zip(outputs, results, strict=True):
             output[...] = result
 
-    def change(inputs: Sequence[Array | None], outputs: Sequence[Array], attributes: Mapping[str, Attribute]) -> None:
+    def update_in_place(
+        inputs: Sequence[Array | None], outputs: Sequence[Array], attributes: Mapping[str, Attribute]
+    ) -> None:
         assert update is not None
-        update(_computable(operator, inputs), outputs, **attributes)
+        update(_widened_inputs(operator, inputs), outputs, **attributes)
 
-    return compute if update is None else change
+    return compute if update is None else update_in_place
 
 
-def _computable(operator: Operator, inputs: Sequence[Array | None]) -> list[Array | None]:
+def _widened_inputs(operator: Operator, inputs: Sequence[Array | None]) -> list[Array | None]:
     """Return the inputs with narrow floats widened to float32, except those that the operator gathers from."""
     return [
         array
         if array is None or array.itemsize >= 4 or spec.name in operator.gathered
-        else _converted(array, np.dtype(np.float32))
+        else _cast_floats(array, np.dtype(np.float32))
         for spec, array in zip(operator.schema.inputs, inputs, strict=True)
     ]
 
 
-def _converted(array: Array, dtype: np.dtype[Any]) -> Array:
+def _cast_floats(array: Array, dtype: np.dtype[Any]) -> Array:
     return array.astype(dtype, copy=False) if DType.of_numpy(array.dtype).is_floating else array
 
 
@@ -146,9 +148,9 @@ def _type_of(array: Array | None) -> TensorType | None:
     return TensorType(DType.FLOAT32 if dtype is DType.FLOAT64 else dtype, array.shape)
 
 
-def _stored(result: Array, type_: TensorType, is_exact: bool) -> Array:
+def _rounded_output(result: Array, type_: TensorType, has_float64: bool) -> Array:
     assert result.shape == type_.shape, f"a reference returned {result.shape} where its schema says {type_}"
-    dtype = DType.FLOAT64 if is_exact and type_.dtype.is_floating else type_.dtype
+    dtype = DType.FLOAT64 if has_float64 and type_.dtype.is_floating else type_.dtype
     return result.astype(dtype.numpy, copy=False)
 
 

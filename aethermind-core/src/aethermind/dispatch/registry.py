@@ -48,8 +48,8 @@ class KernelRegistry:
     def kernels(self, device_type: str) -> tuple[Kernel, ...]:
         """Return every kernel for a device type, loaded once; PluginError names a package whose loader fails."""
         if device_type not in self._loaded:
-            offers = self._loaders.get(device_type, ())
-            found = [kernel for offer in offers for kernel in _load(device_type, *offer)]
+            loaders = self._loaders.get(device_type, ())
+            found = [kernel for loader in loaders for kernel in _load(device_type, *loader)]
             self._loaded[device_type] = tuple(found)
         return self._loaded[device_type]
 
@@ -60,32 +60,32 @@ def _load(
     """Return the kernels of a loader, checked, each with its provider and the version of its plugin API."""
     try:
         with stdout_to_stderr():
-            offered: object = load()
-            found = list(offered) if isinstance(offered, Iterable) else None
+            returned: object = load()
+            found = list(returned) if isinstance(returned, Iterable) else None
     except AetherMindError:
         raise
     except Exception as error:
-        raise _refusal(device_type, provider, describe_exception(error)) from error
+        raise _load_error(device_type, provider, describe_exception(error)) from error
     if found is None:
-        raise _refusal(device_type, provider, f"load() returned {type(offered).__name__} instead of kernels.")
+        raise _load_error(device_type, provider, f"load() returned {type(returned).__name__} instead of kernels.")
     for number, kernel in enumerate(found):
-        if problem := _problem(kernel, device_type):
-            raise _refusal(device_type, provider, f"Item {number} of what load() returned {problem}.")
+        if problem := _defect(kernel, device_type):
+            raise _load_error(device_type, provider, f"Item {number} of what load() returned {problem}.")
     for kernel in found:
-        # A device has thousands of kernels: copies would be slow.
+        # Kernels are frozen; a device has thousands of them, so that copies would be slow.
         object.__setattr__(kernel, "provider", provider)
         object.__setattr__(kernel, "api_version", api_version)
     return found
 
 
-def _refusal(device_type: str, provider: str, reason: str) -> PluginError:
+def _load_error(device_type: str, provider: str, reason: str) -> PluginError:
     return PluginError(
         f"The kernels of {provider} for {device_type} cannot be loaded: {reason} Update or uninstall {provider}."
     )
 
 
-def _problem(kernel: object, device_type: str) -> str | None:
-    """Return what is wrong with an object that should be a kernel for a device, as a predicate; None where nothing."""
+def _defect(kernel: object, device_type: str) -> str | None:
+    """Return why an object is not a kernel for a device, as a predicate of a sentence; None if it is one."""
     if not isinstance(kernel, Kernel):
         return f"is {kernel!r:.80}, of type {type(kernel).__name__}, instead of a Kernel"
     name = f"is kernel {kernel.name!r} for operator {kernel.operator!r},"
@@ -97,9 +97,10 @@ def _problem(kernel: object, device_type: str) -> str | None:
 
 
 def unusable_kernels(kernels: Iterable[Kernel], operators: OperatorRegistry) -> Iterator[tuple[Kernel, str, bool]]:
-    """Yield kernels that no plan can use, or whose packs none can, with the reason and whether it is surely an error.
+    """Yield kernels that no plan can use, or whose packs no plan can use, with the reason and whether that is an error.
 
-    An unknown operator may be that of a package which is not installed: it is an error only where it looks misspelt.
+    An unknown operator may belong to a package that is not installed; it is an error only if it is similar to a known
+    one, so that it is probably misspelt.
     """
     schemas = {operator.name: operator.schema for operator in operators}
     views = {name for name, schema in schemas.items() if schema.is_view}

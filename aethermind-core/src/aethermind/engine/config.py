@@ -17,7 +17,7 @@ from aethermind.config.suggest import did_you_mean
 from aethermind.engine.option_checks import SPECULATION_OPTIONS, check_combinations
 from aethermind.errors import InvalidArgumentError
 from aethermind.model.hub_files import HubName
-from aethermind.python_api import describe_options
+from aethermind.python_api import append_options
 
 __all__ = ["EngineConfig", "EngineOptions", "OPTION_DOCS", "named_adapters"]
 
@@ -479,7 +479,7 @@ def _docs() -> dict[str, str]:
 OPTION_DOCS = _docs()
 """The meaning of each of `EngineOptions`, by name."""
 
-describe_options(
+append_options(
     EngineOptions, OPTION_DOCS, {option.name: option.default for option in fields(EngineConfig)}, title="Options"
 )
 

@@ -34,7 +34,7 @@ from aethermind.engine.steps.step_pipeline import StepPipeline
 from aethermind.engine.text_pass import embed_text, score_prompt
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.hal.backend import Backend
-from aethermind.hal.usage import UsageSampler
+from aethermind.hal.device import UsageSampler
 from aethermind.plugins.compatibility import deprecated
 from aethermind.sampling.rows import derive_seed
 

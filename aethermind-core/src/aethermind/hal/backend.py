@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from aethermind.hal.communicator import Communicator
-from aethermind.hal.device import DeviceManager
+from aethermind.hal.device import DeviceManager, DeviceUsage
 from aethermind.hal.dtype import DType
 from aethermind.hal.memory import Allocator
 from aethermind.hal.profiler_ranges import ProfilerRanges, itt_ranges
 from aethermind.hal.stream import EventManager, StreamManager
 from aethermind.hal.transfer import DataTransfer
-from aethermind.hal.usage import DeviceUsage
 
 __all__ = ["Backend", "Capabilities", "DEFAULT_BLOCK_SIZE", "MeasuredLimits"]
 
 DEFAULT_BLOCK_SIZE = 16
-"""Tokens per block of the KV cache where a device prefers no other number."""
+"""The number of tokens per block of the KV cache, unless a backend prefers another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +27,16 @@ class Capabilities:
 
     `dtypes` are those of activations, the preferred one first. `is_host_accessible` means that the host may read and
     write device memory in place, so that a NumPy reference can replace a missing kernel where the fallback policy
-    allows it; without it, a backend has to implement `compile`. `batch_sizes`, ascending, are the numbers of sequences
-    for which it captures the graph of a decode step once and replays it: steps of other sizes are padded to the next
-    one. `packs_inputs` means that its executables look up the inputs of a run by `graph.executor.addresses_in_run`;
-    inputs are then uploaded in one copy. `is_asynchronous` means that enqueued work runs concurrently with the host;
-    the engine then enqueues a step before it reads the tokens of the one before (asynchronous scheduling, see
-    `engine.steps.step_pipeline`). `dlpack_device_type` is the `DLDeviceType` of DLPack for its memory, such as 2 for
-    CUDA: eager calls take other libraries' arrays in such memory, and return results to them. `block_sizes` are the
-    numbers of tokens per block of the KV cache that its kernels take, empty for any; the engine refuses others, and
-    takes `default_block_size` where its user names none. `supports_peer_access` means that devices may access each
-    other's memory, see `Backend.can_access_peer`.
+    allows that; a backend without it has to implement `compile`. `batch_sizes`, ascending, are the numbers of sequences
+    for which it captures the graph of a decode step once and replays it (CUDA graphs); steps of other sizes are padded
+    to the next larger one. `packs_inputs` means that its executables find the inputs of a run by
+    `graph.executor.addresses_in_run`; all inputs are then uploaded in one copy. `is_asynchronous` means that enqueued
+    work runs concurrently with the host; the engine then enqueues a step before it reads the tokens of the one before
+    (asynchronous scheduling, see `engine.steps.step_pipeline`). `dlpack_device_type` is the `DLDeviceType` of DLPack
+    for its memory, such as 2 for CUDA: eager calls accept arrays of other libraries in such memory, and return their
+    results as such arrays. `block_sizes` are the numbers of tokens per block of the KV cache that its kernels support,
+    empty for any; the engine refuses others, and uses `default_block_size` by default. `supports_peer_access` means
+    that devices may access each other's memory, see `Backend.can_access_peer`.
     """
 
     dtypes: tuple[DType, ...]
@@ -53,21 +52,23 @@ class Capabilities:
 
     @property
     def default_block_size(self) -> int:
-        """The preferred number of tokens per block of the KV cache, or the largest of `block_sizes` without it."""
-        is_taken = not self.block_sizes or self.preferred_block_size in self.block_sizes
-        return self.preferred_block_size if is_taken else max(self.block_sizes)
+        """`preferred_block_size` if the kernels support it, else the largest of `block_sizes`."""
+        is_supported = not self.block_sizes or self.preferred_block_size in self.block_sizes
+        return self.preferred_block_size if is_supported else max(self.block_sizes)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLimits:
-    """Measured peak rates of a device: bytes read per second, and operations per second by the name of a dtype."""
+    """Measured peak rates of a device: bytes read per second, and operations per second by dtype name."""
 
     memory_bytes_per_s: float
     flops_per_s: Mapping[str, float]
 
 
 class Backend(ABC):
-    """One kind of device, opened. Its parts are attributes: a backend composes, it inherits no behaviour."""
+    """The opened devices of one kind. A backend is composed of its attributes; each implements one interface of the
+    HAL.
+    """
 
     name: str
     devices: DeviceManager

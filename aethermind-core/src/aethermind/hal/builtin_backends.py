@@ -1,7 +1,7 @@
 """The core's devices in host memory: `numpy`, whose kernels are the operators' references, and `null`.
 
-`numpy` is the oracle that other devices are compared with. `null` has memory and streams and computes nothing, for
-tests and for timing all that is not computation; a new backend can start as a copy of it.
+Other devices are tested against `numpy`. `null` has memory and streams but computes nothing, for tests and to measure
+the overhead outside of kernels; a new backend can start as a copy of it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NumpyBackend(Backend):
         self.capabilities = Capabilities((DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16), is_host_accessible=True)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
 
 def probe_null() -> Probe:
@@ -52,15 +52,15 @@ def probe_null() -> Probe:
 
 
 class NullExecutable:
-    """An executable that runs no step: outputs are undefined."""
+    """An executable that runs no step: outputs are undefined. `symbols` are the sizes of the plan's symbolic dims."""
 
     num_native_breaks = 0
 
     def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
-        """Nothing to enqueue."""
+        """Enqueue nothing."""
 
     def run_steps(self, symbols: tuple[int, ...], begin: int, end: int, stream: Stream) -> None:
-        """Nothing to enqueue."""
+        """Enqueue nothing."""
 
 
 class NullBackend(Backend):
@@ -76,7 +76,7 @@ class NullBackend(Backend):
         self.capabilities = Capabilities((DType.FLOAT32, DType.BFLOAT16), is_host_accessible=True)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
     def compile(self, plan: Any, memory: Any) -> NullExecutable:
         """Return an executable that runs nothing."""

@@ -1,9 +1,10 @@
 """Collectives between the ranks of a model: the interface, and an implementation over shared host memory.
 
-In the latter, each rank has two slots, used alternately, and a counter of the chunks that it has written. A collective
-is: copy a chunk into the slot, increment the counter, wait until all counters are as high, read all slots. A slot is
-written again two chunks later, when all ranks have counted the chunk in between and so have read this one: one wait per
-chunk is enough. All ranks add up in the order of ranks, so sums have the same bits everywhere.
+In shared memory, each rank has two slots, used alternately, and a counter of the chunks that it has written. For each
+chunk of a collective, a rank copies its bytes into its slot, increments its counter, waits until the counters of all
+ranks are as high, and reads all slots. It writes to the same slot again two chunks later. By then all ranks have
+counted the chunk in between, so they have read this one: one wait per chunk is enough. All ranks add in the order of
+ranks, so sums have the same bits on all of them.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ Array = Any
 _SLOT_BYTES = 1 << 20
 _COUNTER_BYTES = 64
 """One counter per cache line: ranks that poll do not slow down the one that increments (no false sharing)."""
-_SPINS = 100
-_ON_WAIT_S = 0.005
+_NUM_SPINS = 100
+"""Polls without a pause, before the first one that yields the processor."""
+_ON_WAIT_INTERVAL_S = 0.005
 """The interval at which `on_wait` is called while a rank waits."""
-_SLEEP_S = 0.0005
+_POLL_INTERVAL_S = 0.0005
+"""The pause between two polls after `on_wait` was called once."""
 
 _FENCE = threading.Lock()
 
@@ -65,7 +68,7 @@ class Communicator(Protocol):
 
 
 def shared_file(size: int) -> int:
-    """Return a descriptor of new shared memory for `size` ranks. It has no name, and is freed with its last user."""
+    """Return a file descriptor of new shared memory for `size` ranks. It has no name; its last user frees it."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryFile(dir=memory if memory.is_dir() else None) as file:
         file.truncate(size * (_COUNTER_BYTES + 2 * _SLOT_BYTES))
@@ -75,8 +78,9 @@ def shared_file(size: int) -> int:
 class SharedMemoryCommunicator:
     """One rank of `size` over the shared memory of a descriptor (see `shared_file`).
 
-    Implements `Communicator`, and the same on arrays. `on_wait` is called periodically while a rank waits, for instance
-    to check that the others are alive; what it raises ends the wait. Not safe to call from several threads at once.
+    Implements `Communicator` on tensors in host memory; `sum` and `gather` do the same on NumPy arrays. `on_wait` is
+    called periodically while a rank waits, for instance to check that the others are alive; an exception that it raises
+    ends the wait. Not safe to call from several threads at once.
     """
 
     def __init__(self, rank: int, size: int, descriptor: int, on_wait: Callable[[], None] = lambda: None) -> None:
@@ -85,9 +89,9 @@ class SharedMemoryCommunicator:
         self.rank = rank
         self.size = size
         self._on_wait = on_wait
-        whole = np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)
-        counters, slots = np.split(whole, [size * _COUNTER_BYTES])
-        self._counters = counters.data.cast("Q")  # elements of it are read atomically
+        memory = np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)
+        counters, slots = np.split(memory, [size * _COUNTER_BYTES])
+        self._counters = counters.data.cast("Q")  # aligned elements of 8 bytes are read and written atomically
         self._slots = slots.reshape(size, 2, _SLOT_BYTES)
         self._num_chunks = 0
 
@@ -112,13 +116,13 @@ class SharedMemoryCommunicator:
         self._synchronize()
 
     def sum(self, array: Array) -> None:
-        """Add up all ranks' arrays, in place: narrow floats are summed in float32 and rounded once."""
+        """Sum the arrays of all ranks, in place: narrower floats are summed in float32 and rounded once."""
         import numpy as np
 
-        wide = array.dtype if array.itemsize >= 4 else np.dtype(np.float32)
+        accumulator_dtype = array.dtype if array.itemsize >= 4 else np.dtype(np.float32)
         for local, parts in self._chunks(_bytes_of(array)):
             terms = [part.view(array.dtype) for part in parts]
-            total = terms[0].astype(wide)
+            total = terms[0].astype(accumulator_dtype)
             for term in terms[1:]:
                 total += term
             local.view(array.dtype)[:] = total
@@ -133,7 +137,7 @@ class SharedMemoryCommunicator:
             done += len(local)
 
     def _chunks(self, local: npt.NDArray[np.uint8]) -> Iterator[tuple[npt.NDArray[np.uint8], list[Any]]]:
-        """Yield this rank's bytes chunk by chunk, each with the same chunk of all ranks."""
+        """Yield this rank's bytes in chunks, each with the corresponding chunks of all ranks in the shared memory."""
         for begin in range(0, len(local), _SLOT_BYTES):
             chunk = local[begin : begin + _SLOT_BYTES]
             slot = self._num_chunks % 2
@@ -151,19 +155,19 @@ class SharedMemoryCommunicator:
         _fence()
 
     def _wait_for(self, rank: int) -> None:
-        """Poll a few times, then yield the processor between polls, then sleep between them."""
-        counters, place, wanted = self._counters, rank * (_COUNTER_BYTES // 8), self._num_chunks
-        for _ in range(_SPINS):
-            if counters[place] >= wanted:
+        """Poll a rank's counter: first without a pause, then yielding the processor, then sleeping between polls."""
+        counters, index, target = self._counters, rank * (_COUNTER_BYTES // 8), self._num_chunks
+        for _ in range(_NUM_SPINS):
+            if counters[index] >= target:
                 return
-        asked = time.monotonic()
-        pause_s = 0.0
-        while counters[place] < wanted:
-            time.sleep(pause_s)
-            if time.monotonic() - asked > _ON_WAIT_S:
+        last_call = time.monotonic()
+        poll_interval_s = 0.0
+        while counters[index] < target:
+            time.sleep(poll_interval_s)
+            if time.monotonic() - last_call > _ON_WAIT_INTERVAL_S:
                 self._on_wait()
-                asked = time.monotonic()
-                pause_s = _SLEEP_S
+                last_call = time.monotonic()
+                poll_interval_s = _POLL_INTERVAL_S
 
 
 def _fence() -> None:
@@ -178,5 +182,5 @@ def _bytes_of(array: Array) -> Any:
     """Return the bytes of a contiguous array as a view."""
     import numpy as np
 
-    assert array.flags.c_contiguous, "collectives take whole arrays"
+    assert array.flags.c_contiguous, "collectives take contiguous arrays"
     return array.reshape(-1).view(np.uint8)

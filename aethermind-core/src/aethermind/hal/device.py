@@ -1,15 +1,17 @@
-"""Devices: their names and properties, and probing whether they are available."""
+"""Devices: their names and properties, whether they are available, and their use by all processes."""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Lock
 
 from aethermind.errors import DeviceError, InvalidArgumentError
 
-__all__ = ["CountedDevices", "DeviceId", "DeviceManager", "DeviceProperties", "Probe"]
+__all__ = ["CountedDevices", "DeviceId", "DeviceManager", "DeviceProperties", "DeviceUsage", "Probe", "UsageSampler"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class DeviceId:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The result of probing a backend: the number of devices, and a sentence about the reason.
+    """The result of a probe: the number of devices of a backend, and a sentence about the reason.
 
     `is_broken` means that the probe itself failed, so that the number is unknown.
     """
@@ -97,10 +99,10 @@ class DeviceManager(ABC):
 
 
 class CountedDevices(DeviceManager):
-    """Devices one of which is current for all threads; subclasses add `properties` and `synchronize`."""
+    """A number of devices, one of which is current for all threads; subclasses add `properties` and `synchronize`."""
 
     def __init__(self, count: int, kind: str) -> None:
-        """Set the number of devices and what messages call one, such as `GPU`."""
+        """Set the number of devices, and the word for one of them in messages, such as `GPU`."""
         self._count = count
         self._kind = kind
         self._current = 0
@@ -119,3 +121,55 @@ class CountedDevices(DeviceManager):
         """Raise DeviceError when there is no such device."""
         if not 0 <= index < self._count:
             raise DeviceError(f"{self._kind} {index} does not exist: there are {self._count}, counted from 0.")
+
+
+_USAGE_INTERVAL_S = 1.0
+"""The maximum age of readings of usage. A driver's reading takes up to milliseconds, and monitoring asks every few
+seconds.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUsage:
+    """The use of one device by all processes.
+
+    `utilization` is the fraction of the last sampling period of the driver in which the device computed, from 0 to 1;
+    None where it is not known.
+    """
+
+    device: str
+    memory_used_bytes: int
+    memory_total_bytes: int
+    utilization: float | None = None
+
+
+class UsageSampler:
+    """Reads the usage of devices, at most once a second. Thread-safe.
+
+    Args:
+        read: returns the usage of one device by index, None where it is not known.
+        indices: the devices.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], DeviceUsage | None],
+        indices: Sequence[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read = read
+        self._indices = tuple(indices)
+        self._clock = clock
+        self._lock = Lock()
+        self._read_at = -float("inf")
+        self._latest: tuple[DeviceUsage, ...] = ()
+
+    def latest(self) -> tuple[DeviceUsage, ...]:
+        """Return the usage of each device that reports it, at most a second old."""
+        now = self._clock()
+        with self._lock:
+            if now - self._read_at >= _USAGE_INTERVAL_S:
+                found = (self._read(index) for index in self._indices)
+                self._latest = tuple(usage for usage in found if usage is not None)
+                self._read_at = now
+            return self._latest

@@ -19,7 +19,7 @@ from aethermind.hal.tensor import Tensor, contiguous_strides, num_spanned
 __all__ = ["ExportedTensor", "HOST", "tensor_from_dlpack"]
 
 HOST = 1
-"""`kDLCPU`: memory that the host can access."""
+"""`kDLCPU`, the `DLDeviceType` of host memory."""
 
 _CAPSULE, _USED_CAPSULE = b"dltensor", b"used_dltensor"
 _TYPES = {
@@ -37,7 +37,7 @@ _TYPES = {
 _DTYPES = {type: dtype for dtype, type in _TYPES.items()}
 
 
-class _Managed(ctypes.Structure):
+class _ManagedTensor(ctypes.Structure):
     """`DLManagedTensor`, with the fields of its `DLTensor` first."""
 
     _fields_ = (
@@ -63,21 +63,23 @@ _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_cha
 )
 _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
 _set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", _api))
-# For a capsule that is being destroyed, which must not become a Python object again.
-_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
-_dying_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", _api))
+# These take the address of a capsule that is being destroyed, which must not become a Python object again.
+_has_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", _api))
+_pointer_of_destroyed = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", _api)
+)
 
 
 class _Export(NamedTuple):
-    """What an exported tensor's consumer reads, alive until it calls the deleter."""
+    """The memory that the consumer of an exported tensor reads; kept alive until the consumer calls the deleter."""
 
-    managed: _Managed
+    managed: _ManagedTensor
     tensor: Tensor
     dims: tuple[Any, Any]
 
 
 _exports: dict[int, _Export] = {}
-"""By the address of the managed tensor."""
+"""Exported tensors by the address of their `DLManagedTensor`."""
 
 
 def _delete(address: int) -> None:
@@ -86,8 +88,8 @@ def _delete(address: int) -> None:
 
 def _destroy_capsule(capsule: int) -> None:
     """Delete the tensor of a capsule that no library consumed."""
-    if _is_valid(capsule, _CAPSULE):
-        _delete(_dying_pointer(capsule, _CAPSULE))
+    if _has_name(capsule, _CAPSULE):
+        _delete(_pointer_of_destroyed(capsule, _CAPSULE))
 
 
 _DELETER, _DESTRUCTOR = _Deleter(_delete), _Deleter(_destroy_capsule)
@@ -115,7 +117,7 @@ class ExportedTensor:
         dims = ctypes.c_int64 * max(len(tensor.shape), 1)
         shape, strides = dims(*tensor.shape), dims(*tensor.strides)
         code, bits = _TYPES[tensor.dtype]
-        managed = _Managed(
+        managed = _ManagedTensor(
             tensor.address,
             *self.__dlpack_device__(),
             len(tensor.shape),
@@ -148,7 +150,7 @@ def tensor_from_dlpack(array: Any, device: Callable[[int, int], DeviceId | None]
         )
     capsule = array.__dlpack__()
     address = _pointer_of(capsule, _CAPSULE)
-    managed = _Managed.from_address(address)
+    managed = _ManagedTensor.from_address(address)
     type = managed.type_code, managed.type_bits
     if type not in _DTYPES or managed.type_lanes != 1:
         raise InvalidArgumentError(f"Tensors have no type like that of {array.__class__.__name__}; convert it first.")

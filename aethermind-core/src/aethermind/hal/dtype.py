@@ -37,7 +37,7 @@ class DType(Enum):
 
     @property
     def is_floating(self) -> bool:
-        """Whether operators compute in this type. float8 is a type of codes, which are multiplied by scales."""
+        """Whether operators compute in this type. They do not in float8, whose values are quantised and have scales."""
         return self.code <= DType.FLOAT64.code
 
     @property

@@ -1,4 +1,4 @@
-"""Host memory as a device: the allocator, streams, events and transfers of backends in plain host memory.
+"""Host memory as a device: the allocator, streams, events and transfers of backends that use host memory.
 
 Work runs synchronously, in the caller's thread, so a stream is always idle and an event is a time stamp.
 """
@@ -51,10 +51,10 @@ def resident_bytes() -> int | None:
 
 
 def trim_heap() -> None:
-    """Return memory that glibc's heap holds free to the system; the next allocations take longer.
+    """Return the free memory of glibc's heap to the system (`malloc_trim`); the next allocations take longer.
 
-    glibc maps large arrays at first, but takes them from its heap once one of their size was freed; the heap shrinks at
-    its end only. Does nothing with other C libraries.
+    glibc maps large arrays at first. Once one was freed, it allocates arrays of that size from its heap, which by
+    itself shrinks at its end only. Does nothing with other C libraries.
     """
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
@@ -63,7 +63,7 @@ def trim_heap() -> None:
 def discard_pages(address: int, nbytes: int) -> int:
     """Return the whole pages in a range of private memory to the system; they are zero when they are touched again.
 
-    Returns their bytes, 0 on systems that do not do it.
+    Returns the number of bytes, 0 on systems that do not support it.
     """
     begin = align_up(address, mmap.PAGESIZE)
     size = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - begin

@@ -16,20 +16,21 @@ __all__ = ["drop_mapped_pages", "maps_huge_pages", "prefetch_mapped_pages"]
 
 _SMAPS = Path("/proc/self/smaps")
 _MADV_POPULATE_READ = 22
-"""A flag of Linux 5.14 for which Python has no name. Older kernels refuse it; pages are then read when touched."""
+"""An advice of Linux 5.14 that Python's mmap module lacks. Older kernels refuse it; pages are then read when touched.
+"""
 _BYTES_PER_CALL = 32 << 20
-"""The kernel blocks other mappings of the process during a call, so a file is populated in several."""
+"""Bytes that one call populates. The kernel blocks other mappings of the process during a call, so calls are short."""
 
 
 def drop_mapped_pages(array: np.ndarray[Any, Any]) -> None:
     """Release the pages that an array in a read-only mapped file spans; they are read again when accessed.
 
-    Without it, a checkpoint that was copied to a device would count as this process's memory until it ends. Does
-    nothing for other arrays, and where the system has no `madvise`.
+    Otherwise the pages of a checkpoint that was copied to a device would remain in this process's memory. Does nothing
+    for other arrays, and on systems without `madvise`.
     """
     import numpy as np
 
-    owner = _file_of(array)
+    owner = _mmap_of(array)
     if owner is None or not hasattr(owner, "madvise"):
         return
     mapped = np.frombuffer(owner, np.uint8)
@@ -48,8 +49,8 @@ def drop_mapped_pages(array: np.ndarray[Any, Any]) -> None:
 def maps_huge_pages(path: Path) -> bool:
     """Whether the system maps a file by huge pages, found by touching one in its middle.
 
-    This needs a file of at least 4 MiB, and a file system and kernel with huge pages in the page cache. OSError as of
-    `open`.
+    This needs a file of at least 4 MiB, and a file system and kernel with huge pages in the page cache. OSError if the
+    file cannot be opened.
     """
     import numpy as np
 
@@ -59,7 +60,7 @@ def maps_huge_pages(path: Path) -> bool:
         address = np.frombuffer(owner, np.uint8).ctypes.data
         middle = address + len(owner) // 2
         owner.madvise(mmap.MADV_HUGEPAGE)
-        _advise(middle - middle % mmap.PAGESIZE, mmap.PAGESIZE, _MADV_POPULATE_READ)
+        _madvise(middle - middle % mmap.PAGESIZE, mmap.PAGESIZE, _MADV_POPULATE_READ)
         with open(_SMAPS, encoding="ascii", errors="replace") as lines:
             rest = dropwhile(lambda line: not line.startswith(f"{address:x}-"), lines)
             count = next((line for line in rest if line.startswith("FilePmdMapped:")), "FilePmdMapped: 0 kB")
@@ -69,31 +70,32 @@ def maps_huge_pages(path: Path) -> bool:
 def prefetch_mapped_pages(array: np.ndarray[Any, Any]) -> None:
     """Prefetch the whole mapped file that an array is in, on huge pages where the system has them.
 
-    A thread does so; this returns at once. Does nothing for other arrays, and where the system does not support it.
+    A thread does this; the call returns at once. Does nothing for other arrays, and where the system does not support
+    it.
     """
     import numpy as np
 
-    owner = _file_of(array)
+    owner = _mmap_of(array)
     if owner is None or not hasattr(mmap, "MADV_HUGEPAGE"):
         return
     mapped = np.frombuffer(owner, np.uint8)
     begin, nbytes = mapped.ctypes.data, mapped.nbytes
 
     def prefetch() -> None:
-        for offset in range(0, mapped.nbytes, _BYTES_PER_CALL):  # `mapped` keeps the file mapped until it is done
-            if not _advise(begin + offset, min(_BYTES_PER_CALL, nbytes - offset), _MADV_POPULATE_READ):
+        for offset in range(0, mapped.nbytes, _BYTES_PER_CALL):  # `mapped` keeps the file mapped until the end
+            if not _madvise(begin + offset, min(_BYTES_PER_CALL, nbytes - offset), _MADV_POPULATE_READ):
                 return
 
     owner.madvise(mmap.MADV_HUGEPAGE)
     threading.Thread(target=prefetch, name="aethermind-prefetch", daemon=True).start()
 
 
-def _advise(address: int, nbytes: int, what: int) -> bool:
-    """Call madvise as `mmap.madvise` does, but release the interpreter's lock while waiting for the disk."""
-    return int(ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), what)) == 0
+def _madvise(address: int, nbytes: int, advice: int) -> bool:
+    """Call madvise without the GIL, which `mmap.madvise` holds while it waits for the disk; True on success."""
+    return int(ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), advice)) == 0
 
 
-def _file_of(array: np.ndarray[Any, Any]) -> mmap.mmap | None:
+def _mmap_of(array: np.ndarray[Any, Any]) -> mmap.mmap | None:
     import numpy as np
 
     owner: Any = array

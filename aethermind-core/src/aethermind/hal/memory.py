@@ -24,8 +24,8 @@ class MemoryKind(Enum):
 class Buffer:
     """`nbytes` bytes at `address`, freed once: by `free()`, or with the last reference.
 
-    Neither waits for work that still uses the buffer, and the memory may be allocated again at once: the caller has to
-    synchronise the streams that use it before it frees the buffer or drops the last reference.
+    Freeing does not wait for work that still uses the buffer, and the memory may be allocated again at once. So the
+    caller synchronises the streams that use it before it frees the buffer or drops the last reference.
 
     `address` is a device address; the host may dereference it only where `is_host_accessible`. `owner` is an object
     that keeps the memory alive (a mapped file, an array). A buffer without `release` is borrowed: it cannot be freed.
@@ -106,7 +106,7 @@ class MemoryStats:
 
 
 class MemoryCounter:
-    """The statistics of an allocator that reserves no more than it has allocated; the caller locks.
+    """The statistics of an allocator that reserves no more than it has allocated. Not thread-safe: the caller locks.
 
     Counts are plain integers: allocating an object to replace them could trigger a garbage collection that frees a
     buffer, and would then overwrite what that counted.

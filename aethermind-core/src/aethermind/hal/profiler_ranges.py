@@ -1,4 +1,4 @@
-"""Named ranges in the timeline of a profiler. Ranges of the host are ITT tasks; backends of devices have their own."""
+"""Named ranges in the timeline of a profiler: the interface, and ITT tasks, which are ranges of the host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aethermind.hal.stream import Stream
 __all__ = ["ProfilerRanges", "itt_ranges"]
 
 ProfilerRanges = Callable[[str, Stream], AbstractContextManager[Any]]
-"""Opens a range of this name for the work that is submitted to the stream inside of it; ranges nest."""
+"""A context manager for a named range around the work that is submitted to a stream within it; ranges nest."""
 
 
 def itt_ranges() -> ProfilerRanges:

@@ -1,4 +1,4 @@
-"""The registry of devices: backends by name, and the choice of `auto`."""
+"""The registry of devices: backends by name, and the device that `auto` selects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aethermind.errors import AetherMindError, DeviceError, PluginError, describe_exception
-from aethermind.first_party import how_to_get, pip_install
+from aethermind.first_party import install_advice, pip_install_command
 from aethermind.hal.backend import Backend
 from aethermind.hal.device import DeviceId, Probe
 from aethermind.log import get_logger
@@ -23,10 +23,10 @@ class DeviceEntry:
 
     Attributes:
         probe: checks whether the device is present; never raises.
-        cached_probe: returns the answer of the probe in an earlier process, or None.
+        cached_probe: returns the result of the probe in an earlier process, or None.
         open: makes the backend, or raises an AetherMindError.
-        examine: opens the backend in a process of its own and returns its facts (see `runtime.isolated_devices`); None
-            if `open` is trusted.
+        examine: opens the backend in a child process and returns the device's properties as JSON (see
+            `runtime.isolated_devices`); None for first-party backends, which are opened in this process.
         priority: `auto` takes the available entry with the highest priority, and never one with a negative priority.
     """
 
@@ -41,7 +41,7 @@ class DeviceEntry:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The chosen device and the reason in words."""
+    """The chosen device, and the reason for the choice as text."""
 
     device: DeviceId
     entry: DeviceEntry
@@ -68,16 +68,17 @@ class DeviceRegistry:
         cached_probe: Callable[[], Probe | None] = lambda: None,
         examine: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
-        """Claim a device name. PluginError for a name that another package has, unless `replaces=` names that package.
+        """Register a device name. PluginError for a name that another package has, unless `replaces=` names that
+        package.
 
         Only the runtime passes `cached_probe` and `examine`, for devices of third parties.
         """
         assert not self._is_frozen, "registries are frozen after boot"
-        taken = self._entries.get(name)
-        if taken is not None and replaces != taken.provider:
+        existing = self._entries.get(name)
+        if existing is not None and replaces != existing.provider:
             raise PluginError(
-                f"Device {name!r} is claimed by both {taken.provider} and {provider}. "
-                f"Uninstall one of them, or let one say replaces={taken.provider!r}."
+                f"Device {name!r} is claimed by both {existing.provider} and {provider}. "
+                f"Uninstall one of them, or let one say replaces={existing.provider!r}."
             )
         self._entries[name] = DeviceEntry(
             name, priority, _guarded_probe(probe), _guarded_open(name, open), provider, cached_probe, examine
@@ -105,7 +106,7 @@ class DeviceRegistry:
             selection = self._select_automatically(failed) if text == "auto" else self.select(text)
             try:
                 backend = selection.entry.open()
-                backend.devices.set_current(selection.device.index)  # where its allocator hands out memory
+                backend.devices.set_current(selection.device.index)  # the allocator allocates on the current device
                 return selection, backend
             except AetherMindError as error:
                 if text != "auto":
@@ -144,31 +145,33 @@ class DeviceRegistry:
         failed = f" Plugins that failed: {', '.join(sorted(self._failures))}." if self._failures else ""
         return DeviceError(
             f"Unknown device {text!r}. Installed: {known}.{failed} "
-            + how_to_get("device", device.type, otherwise="Name one of these.")
+            + install_advice("device", device.type, otherwise="Name one of these.")
         )
 
     def _select_automatically(self, failed: Mapping[str, str]) -> Selection:
-        """Select the available device of highest priority, except those that `failed` to open, by name with reasons."""
-        passed_over: list[str] = []
+        """Select the available device of highest priority, except those in `failed`: name and reason."""
+        skipped: list[str] = []
         broken: list[str] = []
         for entry in self:
             if entry.priority < 0:
                 break
             if entry.name in failed:
-                passed_over.append(f"{entry.name}: {_clause(failed[entry.name])}")
-                broken.append(passed_over[-1])
+                skipped.append(f"{entry.name}: {_clause(failed[entry.name])}")
+                broken.append(skipped[-1])
                 continue
             probe = entry.cached_probe() or entry.probe()
             if probe.is_available:
-                others = "".join(f"; passed over {other}" for other in passed_over)
+                others = "".join(f"; passed over {other}" for other in skipped)
                 self._warn_of_failures(entry.name, broken)
                 reason = f"highest priority ({entry.priority}) of the available devices{others}"
                 return Selection(DeviceId(entry.name), entry, reason)
-            passed_over.append(f"{entry.name}: {_clause(probe.reason)}")
+            skipped.append(f"{entry.name}: {_clause(probe.reason)}")
             if probe.is_broken:
-                broken.append(passed_over[-1])
-        considered = "; ".join(passed_over) or "none is installed"
-        raise DeviceError(f"No device is available. Considered: {considered}. Run `{pip_install('aethermind-cpu')}`.")
+                broken.append(skipped[-1])
+        considered = "; ".join(skipped) or "none is installed"
+        raise DeviceError(
+            f"No device is available. Considered: {considered}. Run `{pip_install_command('aethermind-cpu')}`."
+        )
 
     def _warn_of_failures(self, chosen: str, broken: list[str]) -> None:
         """Warn about broken devices and plugins, since `auto` may not have chosen the device that its user expects."""
@@ -181,14 +184,14 @@ class DeviceRegistry:
 def _guarded_probe(probe: Callable[[], Probe]) -> Callable[[], Probe]:
     def guarded() -> Probe:
         try:
-            answer = probe()
+            result = probe()
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit included
             return Probe(0, f"its probe raised {describe_exception(error)}", is_broken=True)
-        if not isinstance(answer, Probe):
-            return Probe(0, f"its probe returned {type(answer).__name__} instead of a Probe.", is_broken=True)
-        return answer
+        if not isinstance(result, Probe):
+            return Probe(0, f"its probe returned {type(result).__name__} instead of a Probe.", is_broken=True)
+        return result
 
     return guarded
 

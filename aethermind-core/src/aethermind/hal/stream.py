@@ -1,6 +1,6 @@
-"""Streams and events: queues of device work, which run in order each and concurrently with each other.
+"""Streams and events. A stream is a queue of device work that runs in order, concurrently with other streams.
 
-Several threads may use the streams of a backend at the same time, each thread its own.
+Several threads may use the streams of a backend at the same time, if each thread uses other streams.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Stream(ABC):
     def native_handle(self) -> int | None:
         """The stream of the device's own API, such as a CUstream or an aclrtStream; None where there is none.
 
-        So other libraries can use it: `torch.cuda.ExternalStream(stream.native_handle)`. It is valid until `destroy`.
+        Other libraries can use it: `torch.cuda.ExternalStream(stream.native_handle)`. It is valid until `destroy`.
         """
         return None
 
@@ -33,8 +33,8 @@ class Stream(ABC):
     def synchronize(self) -> None:
         """Return when everything submitted so far has finished; raises DeviceError if some of it failed.
 
-        Work that fails raises nothing where it was submitted. An error is raised once; whether work behind it ran, and
-        whether the stream can be used afterwards, depends on the device: the engine stops.
+        Submitting work does not raise its errors. An error is raised once. Whether later work ran, and whether the
+        stream can be used afterwards, depends on the device; the engine stops.
         """
 
     @abstractmethod
@@ -52,10 +52,9 @@ class Stream(ABC):
 class StreamManager(ABC):
     """Creates the streams of one backend. Only events order two streams, the default stream included.
 
-    The engine submits steps, their inputs and the read-back of their outputs to the default stream of its device, with
-    `--prefill-stream` the prompts of steps that also decode to a second one. Where
-    the host cannot access the device's memory, a second stream swaps blocks of the KV cache concurrently with the
-    steps; a KV store adds a third for blocks that are copied to it, which is used by a thread of its own.
+    The engine submits steps, their inputs and the copies of their outputs to the default stream of its device. Further
+    streams are for prefill concurrent with decode (`--prefill-stream`), for swaps of KV cache blocks if the host cannot
+    access the device's memory, and for copies of blocks to a KV store, which a thread submits.
     """
 
     @abstractmethod
@@ -71,7 +70,7 @@ class StreamManager(ABC):
 
         Operators that are called eagerly run on it.
         """
-        default = self.default(index)  # refuses a device that is not there
+        default = self.default(index)  # DeviceError for a device that does not exist
         return _current_streams(self).get(index, default)
 
     def set_current(self, stream: Stream | None, index: int = 0) -> None:
@@ -95,7 +94,7 @@ class StreamManager(ABC):
 
 
 class _ThreadStreams(local):
-    """The current streams of one thread: of each manager, by the index of their device."""
+    """The current streams of one thread, by manager and then by device index."""
 
     def __init__(self) -> None:
         self.by_manager: WeakKeyDictionary[StreamManager, dict[int, Stream]] = WeakKeyDictionary()
@@ -118,7 +117,7 @@ class Event(ABC):
 
     @abstractmethod
     def record(self, stream: Stream) -> None:
-        """Record the event behind everything submitted to `stream` so far; recording again moves it."""
+        """Record the event after everything that was submitted to `stream` so far; recording again moves it."""
 
     @abstractmethod
     def query(self) -> bool:

@@ -25,13 +25,13 @@ class TransferStats:
     device_to_host_copies: int = 0
 
     def counting(self, nbytes: int, *, from_device: bool, to_device: bool) -> TransferStats:
-        """Return the statistics with one more copy, which counts if it crosses between host and device."""
+        """Return the statistics with one more copy; copies within the host, or within devices, are not counted."""
         if from_device == to_device:
             return self
-        up, down = (nbytes, 0) if to_device else (0, nbytes)
+        uploaded, downloaded = (nbytes, 0) if to_device else (0, nbytes)
         return TransferStats(
-            self.host_to_device_bytes + up,
-            self.device_to_host_bytes + down,
+            self.host_to_device_bytes + uploaded,
+            self.device_to_host_bytes + downloaded,
             self.host_to_device_copies + to_device,
             self.device_to_host_copies + from_device,
         )

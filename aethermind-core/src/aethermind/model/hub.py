@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from aethermind import env
 from aethermind.atomic_file import atomic_write
 from aethermind.errors import ConfigError
-from aethermind.first_party import pip_install
+from aethermind.first_party import pip_install_command
 from aethermind.log import get_logger
 from aethermind.model.hub_errors import explain_failure, is_unreachable
 from aethermind.model.hub_files import INDEX, HubName, RepoKind, Selection, quantization_of, select_files
@@ -204,8 +204,8 @@ def _client() -> Any:
         import huggingface_hub
     except ImportError:
         raise ConfigError(
-            f"Names of the Hugging Face Hub need huggingface_hub: run `{pip_install('aethermind[hub]')}`, or give a "
-            "path."
+            "Names of the Hugging Face Hub need huggingface_hub: run "
+            f"`{pip_install_command('aethermind[hub]')}`, or give a path."
         ) from None
     return huggingface_hub
 

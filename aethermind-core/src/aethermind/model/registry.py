@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aethermind.errors import AetherMindError, ConfigError, PluginError
-from aethermind.first_party import Kind, how_to_get, provider_of
+from aethermind.first_party import Kind, install_advice, provider_of
 from aethermind.model.architecture import Architecture, CausalLM, HasMTP, TextEncoder
 from aethermind.model.hf_files import architecture_name
 from aethermind.model.hub import local_path
@@ -129,7 +129,7 @@ def gguf_families() -> Registry[GgufFamily]:
 
 
 def _advice_for(kind: Kind) -> Callable[[str], str]:
-    return lambda name: how_to_get(kind, name, otherwise=_WRITE_A_PLUGIN)
+    return lambda name: install_advice(kind, name, otherwise=_WRITE_A_PLUGIN)
 
 
 class ModelRegistry:
@@ -168,7 +168,7 @@ class ModelRegistry:
             raise ConfigError(
                 f"No model {model!r}: it is neither an installed model ({known}) nor a directory or .gguf file, and "
                 "models of the Hugging Face Hub are named ORG/NAME. "
-                + ("" if provider_of("model", model) is None else how_to_get("model", model, otherwise="") + " ")
+                + ("" if provider_of("model", model) is None else install_advice("model", model, otherwise="") + " ")
                 + "Give one of these names, or a path."
             )
         return path

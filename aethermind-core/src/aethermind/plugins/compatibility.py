@@ -51,16 +51,16 @@ class Negotiation:
 
 
 def negotiate(offered: Sequence[str], distribution: str) -> Negotiation:
-    """Choose among the API versions that a plugin of this package offers; one that is not a number counts as newer."""
+    """Choose an API version that a plugin of this package offers; one that is not a number counts as newer."""
     oldest, newest = hookspecs.OLDEST_API_VERSION, hookspecs.API_VERSION
     numbers = sorted(int(version) for version in offered if version.isdecimal())
     supported = [number for number in numbers if oldest <= number <= newest]
-    offered_text = f"it supports plugin API {_listed([str(number) for number in numbers] or sorted(offered))}"
+    offered_text = f"it supports plugin API {_enumeration([str(number) for number in numbers] or sorted(offered))}"
     supported_text = f"this core supports {newest}" if oldest == newest else f"this core supports {oldest} to {newest}"
     if supported:
         chosen = supported[-1]
-        age = "" if chosen == newest else ", an older one, which still works"
-        return Negotiation(str(chosen), f"{offered_text}, {supported_text}; they use {chosen}{age}.")
+        remark = "" if chosen == newest else ", an older one, which still works"
+        return Negotiation(str(chosen), f"{offered_text}, {supported_text}; they use {chosen}{remark}.")
     error = f"{offered_text}, {supported_text}."
     if numbers and numbers[-1] < oldest:
         advice = f"Install a newer {distribution}, made for plugin API {newest}: pip install --upgrade {distribution}."
@@ -73,7 +73,7 @@ def negotiate(offered: Sequence[str], distribution: str) -> Negotiation:
 
 
 class DeprecatedUseWarning(DeprecationWarning):
-    """Code uses something that a coming version of the core removes."""
+    """Warns that code uses a name that a later version of the core removes."""
 
 
 def deprecated(what: str, *, instead: str, until: str, stacklevel: int = 3) -> None:
@@ -116,21 +116,22 @@ def deprecated_fields(*, until: str, **renamed: str) -> Callable[[type[_Class]],
     def decorate(cls: type[_Class]) -> type[_Class]:
         init: Callable[..., None] = cls.__init__
 
-        def announce(old: str) -> str:
+        def warn(old: str) -> str:
+            """Warn about a former name, and return the new one."""
             new = renamed[old]
             deprecated(f"{cls.__name__}.{old}", instead=f"{cls.__name__}.{new}", until=until, stacklevel=4)
             return new
 
         @wraps(init)
-        def accepting_init(self: object, *arguments: Any, **named: Any) -> None:
+        def init_with_old_names(self: object, *arguments: Any, **named: Any) -> None:
             for old in renamed.keys() & named.keys():
-                named[announce(old)] = named.pop(old)
+                named[warn(old)] = named.pop(old)
             init(self, *arguments, **named)
 
         def alias(old: str) -> property:
-            return property(lambda self: getattr(self, announce(old)))
+            return property(lambda self: getattr(self, warn(old)))
 
-        cls.__init__ = accepting_init  # type: ignore[method-assign]
+        cls.__init__ = init_with_old_names  # type: ignore[method-assign]
         for old in renamed:
             setattr(cls, old, alias(old))
         return cls
@@ -139,7 +140,7 @@ def deprecated_fields(*, until: str, **renamed: str) -> Callable[[type[_Class]],
 
 
 def deprecation_text(what: str, *, instead: str, until: str) -> str:
-    """The text of a deprecation warning."""
+    """Return the text of a deprecation warning."""
     return f"{what} is removed in version {until}; use {instead}."
 
 
@@ -153,5 +154,5 @@ def collecting_deprecations(texts: list[str]) -> Iterator[None]:
         _collected_texts.reset(token)
 
 
-def _listed(words: list[str]) -> str:
+def _enumeration(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

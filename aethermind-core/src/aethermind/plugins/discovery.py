@@ -1,4 +1,4 @@
-"""Finds installed plugins by their entry points, without importing them, and the plugin that raised an exception."""
+"""Installed plugins, found by their entry points without importing them, and the plugin that raised an exception."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aethermind.log import get_logger
 from aethermind.plugins.compatibility import negotiate
 from aethermind.plugins.hookspecs import ENTRY_POINT_PREFIX
 
-__all__ = ["PluginRecord", "discover", "fault_of_plugin", "plugin_names"]
+__all__ = ["PluginRecord", "discover", "plugin_names", "plugin_that_raised"]
 
 logger = get_logger(__name__)
 
@@ -27,7 +27,7 @@ class PluginRecord:
         error: why the plugin cannot be used; `advice` says what to do if the error does not.
         load_ms, register_ms: milliseconds that its import and its hooks took.
         registered: the names that it registered, by kind, such as `devices`.
-        deprecated: sentences about its use of things that a coming version removes.
+        deprecated: sentences about its use of things that a later version of the core removes.
         hints: messages about things that the plugin defines but nothing uses.
         replaced: sentences about names of first-party packages that it has taken over.
     """
@@ -67,12 +67,12 @@ class PluginRecord:
 
     @property
     def title(self) -> str:
-        """`name (distribution version)`, the plugin's name in messages."""
+        """The plugin in messages: `name (distribution version)`."""
         return f"{self.name} ({self.distribution} {self.version})"
 
     @property
     def how_to_fix(self) -> str:
-        """Advice that helps against most faults of a package."""
+        """The advice for a plugin that fails: update or uninstall its package."""
         return f"Update it (pip install --upgrade {self.distribution}), or uninstall it."
 
     def fail(self, reason: str, advice: str = "") -> None:
@@ -105,16 +105,16 @@ def discover() -> list[PluginRecord]:
         if package in seen:  # a duplicate further down sys.path
             continue
         seen.add(package)
-        is_first_party = package.startswith("aethermind-") and _pins(distribution, core)
+        is_first_party = package.startswith("aethermind-") and _pins_core(distribution, core)
         for name in sorted({point.name for point in entry_points}):
             if allowed is None or name in allowed:
-                offers = {_api_version_of(point): point for point in entry_points if point.name == name}
-                api_version = negotiate(tuple(offers), package).api_version
-                point = offers[api_version]
+                by_version = {_api_version_of(point): point for point in entry_points if point.name == name}
+                api_version = negotiate(tuple(by_version), package).api_version
+                point = by_version[api_version]
                 records.append(
-                    PluginRecord(name, package, own_version, api_version, point, tuple(offers), is_first_party)
+                    PluginRecord(name, package, own_version, api_version, point, tuple(by_version), is_first_party)
                 )
-    return sorted(records, key=_order)
+    return sorted(records, key=_sort_key)
 
 
 def plugin_names() -> frozenset[str]:
@@ -122,11 +122,11 @@ def plugin_names() -> frozenset[str]:
     return frozenset(point.name for distribution in distributions() for point in _plugin_entry_points(distribution))
 
 
-def _order(record: PluginRecord) -> tuple[bool, str, str]:
+def _sort_key(record: PluginRecord) -> tuple[bool, str, str]:
     return not record.is_first_party, record.name, record.distribution
 
 
-def _pins(distribution: Distribution, core: str) -> bool:
+def _pins_core(distribution: Distribution, core: str) -> bool:
     """Whether a package requires exactly this version of the core, because it is released in lock-step with it.
 
     First-party packages are named `aethermind-*` and do; others normally do not. A first-party package that an upgrade
@@ -147,11 +147,12 @@ def _api_version_of(entry_point: EntryPoint) -> str:
     return entry_point.group.removeprefix(ENTRY_POINT_PREFIX)
 
 
-def fault_of_plugin(error: BaseException) -> str | None:
-    """The third-party plugin and line that raised `error`, `rogue (fake-rogue 9.9), rogue/policy.py:12`; else None.
+def plugin_that_raised(error: BaseException) -> str | None:
+    """Return the third-party plugin and line that raised an error: `rogue (fake-rogue 9.9), rogue/policy.py:12`.
 
-    Only frames of the core, of first-party packages and of plugins count. The innermost of them is at fault, since
-    libraries raise when they are called wrongly.
+    None if no third-party plugin raised it.
+    Of the traceback's frames, those of the core, of first-party packages and of plugins are considered, and the
+    innermost decides: a library raises because its caller called it wrongly.
     """
     owners = {_top_package(record.entry_point.value): record for record in discover()}
     if all(record.is_first_party for record in owners.values()):

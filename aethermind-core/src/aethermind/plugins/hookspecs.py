@@ -1,9 +1,9 @@
 """The hooks that a plugin may implement, and their documentation.
 
 A plugin is a module (or object) named by an entry point of the group `aethermind.plugins.v2`. It implements any of the
-functions below, marked with `@aethermind.plugins.hookimpl`. Registration is cheap and lazy: a hook claims names, gives
+functions below, marked with `@aethermind.plugins.hookimpl`. Registration is cheap and lazy: a hook registers names with
 the import path of each object, and imports nothing heavy. Every `register_*` hook receives a registry and may be called
-again, for another runtime or after another plugin failed, so it keeps no state of its own.
+again, for another runtime or after another plugin failed, so it must keep no state.
 
     from aethermind.plugins import hookimpl
 

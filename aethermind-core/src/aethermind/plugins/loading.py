@@ -1,4 +1,4 @@
-"""Loads plugins and calls their hooks. A plugin that fails is recorded and left out; nothing is raised."""
+"""Loads plugins and calls their hooks. The failure of a plugin is stored in its record, not raised."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def load_plugins(records: Sequence[PluginRecord]) -> pluggy.PluginManager:
 
 
 def plugin_output_to_stderr(record: PluginRecord) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager for plugin code at startup; it redirects stdout of third-party plugins to stderr."""
+    """Return a context manager that redirects standard output to standard error while third-party plugin code runs."""
     return contextlib.nullcontext() if record.is_first_party else stdout_to_stderr()
 
 
@@ -63,7 +63,7 @@ def _warn_if_slow(record: PluginRecord, what: str, seconds: float) -> None:
 
 
 def _load_one(manager: pluggy.PluginManager, record: PluginRecord) -> None:
-    """Import and register one plugin, or record what went wrong."""
+    """Import one plugin and check its hooks; a failure is stored in the record."""
     negotiation = negotiate(record.api_versions or (record.api_version,), record.distribution)
     if negotiation.error:
         return record.fail(negotiation.error, negotiation.advice)
@@ -127,7 +127,7 @@ def _suggested_hook(message: str) -> str:
 def call_each(
     manager: pluggy.PluginManager, records: Sequence[PluginRecord], hook: str, **arguments: Any
 ) -> Iterator[tuple[PluginRecord, list[Any]]]:
-    """Call one hook of each loaded plugin separately and yield its results; a failure goes into the plugin's record."""
+    """Call one hook of each loaded plugin separately and yield its results; a failure is stored in the record."""
     for record in [record for record in records if record.error is None]:
         others = [plugin for name, plugin in manager.list_name_plugin() if name != record.name]
         started = time.perf_counter()

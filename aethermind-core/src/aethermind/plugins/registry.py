@@ -19,7 +19,7 @@ __all__ = ["Registry", "import_object"]
 T = TypeVar("T")
 
 _MAX_LISTED = 17
-"""Installed names in a message about an unknown one: those that resemble it most."""
+"""Maximum number of installed names in a message about an unknown one: those that resemble it most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class Registry(Generic[T]):
         """Make an empty registry.
 
         Args:
-            kind: what the names stand for, capitalised, for messages about two packages that claim one name.
-            setting: what users call it, for messages about unknown names.
-            error: the error for an unknown name.
-            advice: how such a message ends; a function gets the unknown name.
+            kind: the kind of objects, capitalised, for messages about two packages that claim one name.
+            setting: the same in the users' words, for messages about unknown names.
+            error: the class of the error for an unknown name.
+            advice: the end of that error's message, or a function that returns it for the unknown name.
         """
         self.kind = kind
         self._setting = setting
@@ -55,15 +55,15 @@ class Registry(Generic[T]):
         self._is_frozen = False
 
     def register(self, name: str, target: str, *, provider: str, replaces: str | None = None) -> None:
-        """Claim a name for the object `target`, `"package.module:OBJECT"`, of the package `provider`.
+        """Register a name for the object `target`, `"package.module:OBJECT"`, of the package `provider`.
 
         PluginError for a name that another package has, unless `replaces=` names that package.
         """
         assert not self._is_frozen, "registries are frozen after boot"
-        taken = self._entries.get(name)
-        if taken is not None and replaces != taken.provider:
+        existing = self._entries.get(name)
+        if existing is not None and replaces != existing.provider:
             raise PluginError(
-                f"{self.kind} {name!r} is claimed by both {taken.provider} and {provider}. Uninstall one of them."
+                f"{self.kind} {name!r} is claimed by both {existing.provider} and {provider}. Uninstall one of them."
             )
         self._entries[name] = _Entry(target, provider)
 
@@ -104,7 +104,7 @@ class Registry(Generic[T]):
 
 
 def import_object(target: str) -> Any:
-    """Import what `"package.module:OBJECT"` names; output of the import goes to standard error."""
+    """Import and return the object at `"package.module:OBJECT"`; what the import prints goes to standard error."""
     module, _, attribute = target.partition(":")
     with nullcontext() if module in sys.modules else stdout_to_stderr():  # only the first import can print
         return getattr(import_module(module), attribute)

@@ -1,7 +1,7 @@
 """Version conflicts among installed packages of this project.
 
-pip chooses versions that fit when it installs packages together. It also installs a package by itself that conflicts
-with those already installed, and warns only.
+pip chooses compatible versions when it installs packages together. When it installs one package, it only warns if that
+conflicts with packages which are installed already.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def unmet_requirements() -> list[UnmetRequirement]:
 
 
 def how_to_meet(unmet: Sequence[UnmetRequirement]) -> str:
-    """Name the command with which pip chooses versions that fit."""
+    """Return the advice to update all packages together, so that pip chooses compatible versions."""
     names = sorted({"aethermind-core"} | {requirement.distribution for requirement in unmet})
     return f"Let pip choose versions that fit: pip install --upgrade {' '.join(names)}"
 

@@ -1,4 +1,4 @@
-"""A child process that runs third-party code, which may crash or hang there, and a cache of what such code answered."""
+"""Child processes that run third-party code, which may crash or hang there, and a cache of their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ from aethermind import env
 from aethermind.atomic_file import atomic_write
 from aethermind.log import get_logger
 
-__all__ = ["ChildError", "ChildProcess", "ProbeCache", "answer_pipe", "import_path", "stamp_of", "start_child"]
+__all__ = [
+    "ChildError",
+    "ChildProcess",
+    "ProbeCache",
+    "environment_fingerprint",
+    "import_path",
+    "result_pipe",
+    "start_child",
+]
 
 logger = get_logger(__name__)
 
@@ -27,16 +35,16 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class ChildError(Exception):
-    """A child failed to answer; the text is a verb and its object: `crashed with signal 11 (SIGSEGV)`."""
+    """A child ended or hung before it wrote a result; the text is a predicate: `crashed with signal 11 (SIGSEGV)`."""
 
 
 class ChildProcess:
-    """A process that answers in lines."""
+    """A child process that writes its results as lines to a pipe."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         assert process.stdout is not None
-        self._answers = process.stdout.fileno()
+        self._pipe = process.stdout.fileno()
 
     def read_line(self, limit_s: float) -> str:
         """Return the next line without its end; ChildError if the child ends or the time limit passes first."""
@@ -54,11 +62,11 @@ class ChildProcess:
         """Read a line, or what came before the child closed the pipe; TimeoutError at the deadline."""
         line = b""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._answers, selectors.EVENT_READ)
+            selector.register(self._pipe, selectors.EVENT_READ)
             while not line.endswith(b"\n"):
                 if not selector.select(max(deadline - time.monotonic(), 0)):
                     raise TimeoutError
-                byte = os.read(self._answers, 1)
+                byte = os.read(self._pipe, 1)
                 if not byte:
                     break
                 line += byte
@@ -66,7 +74,7 @@ class ChildProcess:
 
 
 def import_path() -> str:
-    """The PYTHONPATH with which another process imports what this one can."""
+    """Return the PYTHONPATH with which another process finds the same modules as this one."""
     return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
 
 
@@ -94,18 +102,18 @@ def start_child(module: str, request: object, variables: Mapping[str, str] | Non
         process.stdout.close()
 
 
-def answer_pipe() -> int:
-    """In the child: return a file descriptor for answers, and redirect standard output to standard error.
+def result_pipe() -> int:
+    """In the child: return a file descriptor for results, and redirect standard output to standard error.
 
     Core dumps are turned off, since crashes are expected.
     """
-    answers = os.dup(1)
+    pipe = os.dup(1)
     os.dup2(2, 1)
     with contextlib.suppress(ImportError):
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    return answers
+    return pipe
 
 
 def _describe_exit(exit_code: int) -> str:
@@ -118,25 +126,25 @@ def _describe_exit(exit_code: int) -> str:
     return f"crashed with signal {-exit_code}{name}"
 
 
-def stamp_of(version: str, files: Iterable[str]) -> str | None:
-    """Text that changes with everything an answer depends on; None if the time of boot is unknown.
+def environment_fingerprint(version: str, files: Iterable[str]) -> str | None:
+    """Return a text that changes with everything that a result depends on; None if the machine's boot id is unknown.
 
-    It holds the package's version, the modification times of files of its code (an author edits them without a new
-    version), the host and its boot, the Python installation, and the variables that hide devices or choose libraries.
+    It consists of the package's version, the modification times of its code (an author edits it without a new version),
+    the host and its boot id, the Python installation, and the variables that hide devices or choose libraries.
     """
     try:
         boot = _BOOT_ID.read_text().strip()
     except OSError:
         return None
     modified = [_modification_time(file) for file in files]
-    chosen = {name: value for name, value in sorted(os.environ.items()) if _affects_devices(name)}
-    return json.dumps([version, modified, boot, platform.node(), sys.prefix, platform.python_version(), chosen])
+    variables = {name: value for name, value in sorted(os.environ.items()) if _affects_devices(name)}
+    return json.dumps([version, modified, boot, platform.node(), sys.prefix, platform.python_version(), variables])
 
 
 class ProbeCache:
-    """Answers of sandboxed code by key, in the JSON file `aethermind/NAME` under XDG_CACHE_HOME or ~/.cache.
+    """Results of sandboxed code by key, in the JSON file `aethermind/NAME` under XDG_CACHE_HOME or ~/.cache.
 
-    An entry is valid for the stamp (see `stamp_of`) with which it was stored.
+    An entry is valid for the fingerprint (see `environment_fingerprint`) with which it was stored.
     """
 
     def __init__(self, name: str) -> None:
@@ -147,22 +155,23 @@ class ProbeCache:
         """The path of the cache file."""
         return env.cache_directory() / self._name
 
-    def get(self, key: str, stamp: str | None) -> dict[str, Any] | None:
-        """Return the answer stored for `key` under the same stamp, or None."""
+    def get(self, key: str, fingerprint: str | None) -> dict[str, Any] | None:
+        """Return the result stored for `key` with the same fingerprint, or None."""
         entry = self._read().get(key)
-        return None if stamp is None or not isinstance(entry, dict) or entry.get("stamp") != stamp else entry
+        is_valid = fingerprint is not None and isinstance(entry, dict) and entry.get("stamp") == fingerprint
+        return entry if is_valid else None
 
-    def put(self, key: str, stamp: str | None, answer: dict[str, Any]) -> None:
-        """Store an answer. If the file cannot be written, the next process asks again."""
-        if stamp is not None:
-            self._write({**self._read(), key: {"stamp": stamp, **answer}})
+    def put(self, key: str, fingerprint: str | None, result: dict[str, Any]) -> None:
+        """Store a result. If the file cannot be written, the next process computes it again."""
+        if fingerprint is not None:
+            self._write({**self._read(), key: {"stamp": fingerprint, **result}})
 
     def discard_if(self, predicate: Callable[[dict[str, Any]], bool]) -> None:
-        """Drop the answers for which the predicate is true."""
+        """Delete the results for which the predicate is true."""
         entries = self._read()
-        left = {key: answer for key, answer in entries.items() if isinstance(answer, dict) and not predicate(answer)}
-        if left != entries:
-            self._write(left)
+        kept = {key: result for key, result in entries.items() if isinstance(result, dict) and not predicate(result)}
+        if kept != entries:
+            self._write(kept)
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -171,13 +180,13 @@ class ProbeCache:
             return {}
         return entries if isinstance(entries, dict) else {}
 
-    def _write(self, answers: dict[str, Any]) -> None:
+    def _write(self, entries: dict[str, Any]) -> None:
         path = self.file
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(path, [json.dumps(answers, indent=1).encode()], is_durable=False)
+            atomic_write(path, [json.dumps(entries, indent=1).encode()], is_durable=False)
         except OSError as error:
-            logger.info("answers of plugins cannot be cached in %s: %s", path, error)
+            logger.info("results of sandboxed plugins cannot be cached in %s: %s", path, error)
 
 
 def _modification_time(file: str) -> int:

@@ -1,9 +1,9 @@
 """Loads a third-party plugin in a child process first; one that crashes or hangs there is not loaded in this process.
 
 An exception needs no sandbox: loading a plugin in this process records it. A signal, `os._exit` or an endless wait
-would end this process. So each version of a package that is not released with the core is loaded in a child first,
-where all its hooks are called, too. The verdict is cached until the plugin's code, or what is installed beside it,
-changes; a cached verdict makes later starts as fast as without a sandbox.
+would end this process. So each version of a third-party package is loaded in a child process first, which calls all its
+hooks, too. The verdict is cached until the plugin's code or the installed packages change, so that later starts are as
+fast as without a sandbox.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aethermind.log import get_logger
 from aethermind.plugins.compatibility import negotiate
 from aethermind.plugins.discovery import PluginRecord, discover, plugin_names
 from aethermind.plugins.loading import load_plugins
-from aethermind.plugins.sandbox import ChildError, ProbeCache, stamp_of, start_child
+from aethermind.plugins.sandbox import ChildError, ProbeCache, environment_fingerprint, start_child
 
 if TYPE_CHECKING:
     import pluggy
@@ -47,6 +47,7 @@ START_LIMIT_S = 20.0
 """The time limit for the child to start, before it imports the plugin."""
 
 LOAD_VERDICTS = ProbeCache("trials.json")
+"""Results of sandboxed loads: `error` is the reason why a plugin must not be loaded in this process, or None."""
 
 IN_CHILD_PROCESS = "when it was tried in a child process"
 RETRY_HINT = "`aethermind doctor` tries it again, and so does the next start after it has changed."
@@ -72,29 +73,29 @@ def _warn_of_unknown_names(records: Sequence[PluginRecord]) -> None:
 
 def sandbox_load(records: Sequence[PluginRecord]) -> None:
     """Load third-party plugins without a cached verdict in children; fail the records of those that crash or hang."""
-    untried = []
+    without_verdict = []
     for record in records:
-        is_loaded = _module(record) in sys.modules
+        is_loaded = _module_of(record) in sys.modules
         if record.is_first_party or is_loaded or negotiate(record.api_versions, record.distribution).error:
             continue
-        verdict = LOAD_VERDICTS.get(_key(record), code_fingerprint(record))
+        verdict = LOAD_VERDICTS.get(_cache_key(record), code_fingerprint(record))
         if verdict is None:
-            untried.append(record)
+            without_verdict.append(record)
         elif verdict.get("error"):
             _fail(record, str(verdict["error"]))
-    if untried:
-        _load_in_children(untried)
+    if without_verdict:
+        _load_in_children(without_verdict)
 
 
 def forget_failures() -> None:
-    """Drop negative verdicts, so that the next load tries those plugins again."""
+    """Delete negative verdicts, so that the next start loads those plugins in a child again."""
     LOAD_VERDICTS.discard_if(lambda verdict: bool(verdict.get("error")))
 
 
 def code_fingerprint(record: PluginRecord) -> str | None:
-    """A fingerprint that changes with the plugin's code, and with what is installed beside it (its libraries)."""
+    """Return a fingerprint that changes with the plugin's code and with the installed packages (its libraries)."""
     installed = [entry for entry in sys.path if os.path.basename(entry) in ("site-packages", "dist-packages")]
-    return stamp_of(record.version, [*_code_files(_module(record)), *installed])
+    return environment_fingerprint(record.version, [*_code_files(_module_of(record)), *installed])
 
 
 def _load_in_children(records: Sequence[PluginRecord]) -> None:
@@ -110,18 +111,20 @@ def _load_in_children(records: Sequence[PluginRecord]) -> None:
         for record, child in children:
             try:
                 child.read_line(START_LIMIT_S)
-            except ChildError as failure:  # which is not the plugin's fault
+            except ChildError as failure:  # the child did not get as far as the plugin
                 logger.info("plugin %s is loaded without a sandbox: its child process %s", record.title, failure)
                 continue
-            reason = _watch(child)
-            LOAD_VERDICTS.put(_key(record), code_fingerprint(record), {"error": reason})
+            reason = _read_verdict(child)
+            LOAD_VERDICTS.put(_cache_key(record), code_fingerprint(record), {"error": reason})
             if reason:
                 _fail(record, reason)
 
 
-def _watch(child: ChildProcess) -> str | None:
-    """Return what stopped the child, or None. The child writes a line before each hook (its name), a line
-    `!` and the exception if one is raised, and an empty line at the end.
+def _read_verdict(child: ChildProcess) -> str | None:
+    """Return why the child did not finish, or None if it did.
+
+    The child writes a line before each hook (the hook's name), a line of `!` and the exception if it is interrupted,
+    and an empty line at the end.
     """
     stage = "its import"
     try:
@@ -138,11 +141,11 @@ def _fail(record: PluginRecord, error: str) -> None:
     record.fail(f"{error}, {IN_CHILD_PROCESS}.", f"{record.how_to_fix} {RETRY_HINT}")
 
 
-def _key(record: PluginRecord) -> str:
+def _cache_key(record: PluginRecord) -> str:
     return f"{record.distribution}:{record.name}"
 
 
-def _module(record: PluginRecord) -> str:
+def _module_of(record: PluginRecord) -> str:
     return record.entry_point.value.partition(":")[0].strip()
 
 

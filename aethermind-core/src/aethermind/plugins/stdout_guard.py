@@ -1,7 +1,7 @@
 """Redirection of standard output to standard error while plugins load.
 
-Standard output is for a command's own output: otherwise a banner that a plugin prints at import would precede the
-output of `--json`.
+Standard output has only a command's own output. Otherwise a banner that a plugin prints at import would precede the
+JSON of `--json`.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def stdout_to_stderr() -> Iterator[None]:
 def _redirect() -> None:
     _flush()
     try:
-        kept = os.dup(1)
+        saved_stdout = os.dup(1)
         os.dup2(2, 1)
     except OSError:  # one of the two is closed
         pass
     else:
-        _restore.callback(os.close, kept)
-        _restore.callback(os.dup2, kept, 1)
+        _restore.callback(os.close, saved_stdout)
+        _restore.callback(os.dup2, saved_stdout, 1)
     _restore.callback(_flush)
     if sys.stderr is not None:
         _restore.enter_context(contextlib.redirect_stdout(sys.stderr))

@@ -1,4 +1,4 @@
-"""Hints at faulty kernels of third-party plugins, for `aethermind doctor` and `plugins list`.
+"""Hints about faulty kernels of third-party plugins, for `aethermind doctor` and `plugins list`.
 
 Kernels are loaded when their device is opened, which may be long after their package was installed, and a kernel that
 no plan can use is skipped silently. So these two commands load all kernels of each third-party plugin in a child:
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from aethermind.errors import AetherMindError
 from aethermind.plugins.discovery import PluginRecord
 from aethermind.plugins.loading import call_each
-from aethermind.plugins.sandbox import ChildError, answer_pipe, start_child
+from aethermind.plugins.sandbox import ChildError, result_pipe, start_child
 
 if TYPE_CHECKING:
     from aethermind.runtime.runtime import Runtime
@@ -37,7 +37,7 @@ def hint_at_kernels(records: Sequence[PluginRecord]) -> None:
     for record in records:
         if record.is_first_party or record.error is not None or "kernels" not in record.registered:
             continue
-        for hint in _ask(record):
+        for hint in _hints_from_child(record):
             record.hint(hint)
 
 
@@ -45,23 +45,24 @@ def main(request: str) -> None:
     """Load the kernels of one plugin in this child process, and write the hints about them."""
     from aethermind.runtime.runtime import Runtime
 
-    answers = answer_pipe()
-    asked = json.loads(request)
+    pipe = result_pipe()
+    fields = json.loads(request)
     runtime = Runtime.boot()
-    os.write(answers, b"\n")
-    os.write(answers, json.dumps([*_hints(runtime, asked["name"])]).encode() + b"\n")
+    os.write(pipe, b"\n")
+    os.write(pipe, json.dumps([*_hints(runtime, fields["name"])]).encode() + b"\n")
     os._exit(0)  # without waiting for a driver's threads and exit handlers
 
 
-def _ask(record: PluginRecord) -> list[str]:
-    has_begun = False
+def _hints_from_child(record: PluginRecord) -> list[str]:
+    """Return the hints of a child process, or one about its failure."""
+    is_booted = False
     try:
         with start_child("aethermind.runtime.kernel_hints", record.request) as child:
             child.read_line(START_LIMIT_S)
-            has_begun = True
+            is_booted = True
             return list(json.loads(child.read_line(LOAD_LIMIT_S)))
     except (ChildError, OSError) as failure:
-        what = "loading its kernels" if has_begun else "the process to load its kernels in"
+        what = "loading its kernels" if is_booted else "the process to load its kernels in"
         return [f"{what} {failure}."]
 
 
@@ -79,7 +80,9 @@ def _hints(runtime: Runtime, plugin: str) -> Iterator[str]:
             near = get_close_matches(device, devices, 1)
             advice = f"did you mean {near[0]!r}?" if near else "they are of use only beside a package that does."
             yield f"it offers kernels for {device!r}, a device that no installed package provides; {advice}"
-        elif (entry.cached_probe() or entry.probe()).is_available:  # elsewhere their libraries may rightly be missing
+        elif (
+            entry.cached_probe() or entry.probe()
+        ).is_available:  # else the libraries that the kernels need may be missing
             try:
                 kernels = registry.kernels(device)
             except AetherMindError as error:

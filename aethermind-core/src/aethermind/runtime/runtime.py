@@ -1,4 +1,4 @@
-"""The composition root: every registry, filled from the core and the installed plugins, then frozen."""
+"""The composition root: all registries, filled by the core and the installed plugins, then frozen."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _BUILT_IN = {
         "multiproc": "aethermind.engine.executors.multiproc:MultiprocExecutor",
     },
 }
-"""What the core registers by import path, by kind and name: imported only if it is chosen."""
+"""Import paths of objects that the core registers, by kind and name; an object is imported if it is selected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class _KVStoreRegistry(Registry["Callable[[StoreAddress], KVStore]"]):
 
 @dataclass(repr=False)
 class Runtime:
-    """Everything that is installed, by registry; `boot` makes it. A process can have several: nothing here is global.
+    """The registries of everything that is installed, made by `boot`. A process can have several: nothing is global.
 
     `plugins` are the records of all plugins found, failures included. `built_in` are the names that the core registered
     itself, by kind, in the form of a record's `registered`. `policies`, `proposers` and `executors` hold objects of the
@@ -132,7 +132,7 @@ class Runtime:
 
     @classmethod
     def boot(cls) -> Runtime:
-        """Fill all registries. A plugin that fails is recorded, left out entirely, and never raises here."""
+        """Load the installed plugins and fill all registries. A plugin that fails is recorded and registers nothing."""
         return cls.of(*load_installed())
 
     @classmethod
@@ -149,7 +149,7 @@ class Runtime:
         return runtime
 
     def __post_init__(self) -> None:
-        self._operators = _Operators(self.plugins, self.manager, self.built_in)
+        self._operators = _LazyOperators(self.plugins, self.manager, self.built_in)
 
     def __repr__(self) -> str:
         devices = ", ".join(entry.name for entry in self.devices)
@@ -217,16 +217,16 @@ class Runtime:
         return OpenDevice(backend, selection.device, dispatcher, selection, threads)
 
     def _register(self) -> bool:
-        """Fill the registries; False if a plugin failed, which may have registered some names before."""
+        """Fill the registries; False if a plugin failed, after it may have registered some names."""
         self._register_core()
-        return all(_call(self.plugins, self.manager, hook, registry) for hook, registry in self._registries())
+        return all(_call_hook(self.plugins, self.manager, hook, registry) for hook, registry in self._registries())
 
     def _register_core(self) -> None:
         from aethermind.hal.builtin_backends import NullBackend, NumpyBackend, probe_null, probe_numpy
 
         provider = "aethermind-core"
         built_in = {
-            kind: _Registration(registry, self.built_in, kind)
+            kind: _RecordingRegistry(registry, self.built_in, kind)
             for kind, registry in ((hook.removeprefix("register_"), registry) for hook, registry in self._registries())
         }
         built_in["devices"].register("numpy", probe=probe_numpy, open=NumpyBackend, priority=0, provider=provider)
@@ -239,7 +239,7 @@ class Runtime:
                 built_in[kind].register(name, target, provider=provider)
 
     def _reference_kernels(self, device_type: str) -> Callable[[], list[Kernel]]:
-        operators = self._operators  # not self: the runtime's kernel registry would refer back to it
+        operators = self._operators  # not self, which would be a reference cycle through the kernel registry
 
         def load_references() -> list[Kernel]:
             from aethermind.dispatch.reference import reference_kernels
@@ -266,8 +266,8 @@ class Runtime:
         ]
 
 
-class _Operators:
-    """The operators of a runtime, separate from it because its kernel registry refers to them."""
+class _LazyOperators:
+    """The operators of a runtime, registered at first use. Separate from the runtime to avoid a reference cycle."""
 
     def __init__(self, plugins: list[PluginRecord], manager: pluggy.PluginManager, built_in: dict[str, list[str]]):
         self._plugins = plugins
@@ -279,28 +279,28 @@ class _Operators:
         from aethermind.ops.catalog import load as load_catalog
 
         registry = OperatorRegistry(load_catalog())
-        while not _call(self._plugins, self._manager, "register_operators", registry):
+        while not _call_hook(self._plugins, self._manager, "register_operators", registry):
             registry = OperatorRegistry(load_catalog())
         registry.freeze()
         self._built_in["operators"] = [operator.name for operator in load_catalog()]
         return registry
 
 
-def _call(plugins: list[PluginRecord], manager: pluggy.PluginManager, hook: str, registry: Any) -> bool:
+def _call_hook(plugins: list[PluginRecord], manager: pluggy.PluginManager, hook: str, registry: Any) -> bool:
     """Call one hook of every plugin that has not failed; False if one of them fails now."""
     kind = hook.removeprefix("register_")
     for record in plugins:
         record.registered.pop(kind, None)
     working = [record for record in plugins if record.error is None]
     for record in working:
-        view = _Registration(registry, record.registered, kind)
+        recording = _RecordingRegistry(registry, record.registered, kind)
         if isinstance(registry, DeviceRegistry) and not record.is_first_party:
-            view = _ThirdPartyDevices(registry, record)
-        elif kind in _REPLACEABLE and not record.is_first_party:
-            view = _ThirdPartyFamilies(registry, record, kind)
+            recording = _DeviceRegistryOfThirdParty(registry, record)
+        elif kind in _REPLACEABLE_KINDS and not record.is_first_party:
+            recording = _FamilyRegistryOfThirdParty(registry, record, kind)
         elif kind == "kernels":
-            view = _Kernels(registry, record)
-        list(call_each(manager, [record], hook, registry=view))
+            recording = _KernelRegistryOfPlugin(registry, record)
+        list(call_each(manager, [record], hook, registry=recording))
     return all(record.error is None for record in working)
 
 
@@ -315,55 +315,55 @@ def _warn_of_more_threads_than_cores(num_threads: int) -> None:
         )
 
 
-class _Registration:
-    """A registry as one package sees it: passes calls on, and notes the registered names by kind in `registered`."""
+class _RecordingRegistry:
+    """A wrapper of a registry for one package: it also records the names that the package registers, by kind."""
 
     def __init__(self, registry: Any, registered: dict[str, list[str]], kind: str) -> None:
         self._registry = registry
         self._registered = registered
         self._kind = kind
 
-    def register(self, *what: Any, **how: Any) -> None:
+    def register(self, *args: Any, **options: Any) -> None:
         """Call the registry's own `register`."""
-        self._registry.register(*what, **how)
-        names = how.get("names") or [what[0] if what else next(iter(how.values()))]
+        self._registry.register(*args, **options)
+        names = options.get("names") or [args[0] if args else next(iter(options.values()))]
         self._registered.setdefault(self._kind, []).extend(_name_of(name) for name in names)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._registry, name)
 
 
-_REPLACEABLE = ("architectures", "input_processors", "gguf_families", "answer_formats")
-"""Kinds of registered names in which a third party's package takes precedence over a first-party one."""
+_REPLACEABLE_KINDS = ("architectures", "input_processors", "gguf_families", "answer_formats")
+"""Kinds of names for which a third-party package takes precedence over a first-party one."""
 
 
-class _ThirdPartyFamilies(_Registration):
-    """A registry of model families as a third party's package sees it: it may take over names of first-party packages.
+class _FamilyRegistryOfThirdParty(_RecordingRegistry):
+    """A registry of model families for a third-party package, which may replace names of first-party packages.
 
-    Otherwise every family that this project adds would break the packages that had it before.
+    Otherwise each family that a first-party package adds would break the third-party package that already has it.
     """
 
     def __init__(self, registry: Any, record: PluginRecord, kind: str) -> None:
         super().__init__(registry, record.registered, kind)
         self._record = record
 
-    def register(self, *what: Any, **how: Any) -> None:
+    def register(self, *args: Any, **options: Any) -> None:
         """Register a name; one of a first-party package is replaced, and the plugin's record says so."""
-        name = what[0] if what else how.get("name")
+        name = args[0] if args else options.get("name")
         owner = self._registry.provider(name)
-        if owner in FIRST_PARTY and how.get("replaces") is None:
-            how["replaces"] = owner
+        if owner in FIRST_PARTY and options.get("replaces") is None:
+            options["replaces"] = owner
             sentence = (
                 f"{name} ({self._kind.replace('_', ' ')}) is this package's instead of {owner}'s; to use that one, set "
                 "AETHERMIND_PLUGINS to the other plugins"
             )
             if sentence not in self._record.replaced:
                 self._record.replaced.append(sentence)
-        super().register(*what, **how)
+        super().register(*args, **options)
 
 
-class _ThirdPartyDevices(_Registration):
-    """The device registry as a third party's package sees it: its devices are probed and opened in a child first."""
+class _DeviceRegistryOfThirdParty(_RecordingRegistry):
+    """The device registry for a third-party package, whose devices are probed and opened in a child process first."""
 
     def __init__(self, registry: Any, record: PluginRecord) -> None:
         super().__init__(registry, record.registered, "devices")
@@ -376,16 +376,16 @@ class _ThirdPartyDevices(_Registration):
         super().register(name, probe=device.probe, open=device.open, **sandboxed, **rest)
 
 
-class _Kernels(_Registration):
-    """The kernel registry as one package sees it: its kernels have the version of its plugin API."""
+class _KernelRegistryOfPlugin(_RecordingRegistry):
+    """The kernel registry for one package, which records the version of the plugin API that the package is made for."""
 
     def __init__(self, registry: Any, record: PluginRecord) -> None:
         super().__init__(registry, record.registered, "kernels")
         self._api_version = int(record.api_version)
 
-    def register(self, *what: Any, **how: Any) -> None:
-        """Add the kernels of a package for that version."""
-        super().register(*what, **{**how, "api_version": self._api_version})
+    def register(self, *args: Any, **options: Any) -> None:
+        """Add the kernels of the package, with that version."""
+        super().register(*args, **{**options, "api_version": self._api_version})
 
 
 def _name_of(thing: Any) -> str:

@@ -1,6 +1,7 @@
 """The child process that loads a third-party plugin first: `python -m aethermind.runtime.sandbox_child REQUEST`.
 
-REQUEST is JSON: `PluginRecord.request`. `plugins.sandbox_load` starts this process and documents its answers.
+REQUEST is JSON: `PluginRecord.request`. `plugins.sandbox_load` starts this process and documents the lines that it
+writes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import typer
 
 from aethermind.plugins.discovery import PluginRecord
 from aethermind.plugins.loading import call_each, load_plugins
-from aethermind.plugins.sandbox import answer_pipe
+from aethermind.plugins.sandbox import result_pipe
 from aethermind.runtime.runtime import Runtime
 
 __all__ = ["main"]
@@ -23,10 +24,10 @@ __all__ = ["main"]
 
 def main(request: str) -> None:
     """Load the plugin and call all hooks that the runtime and the command line call."""
-    answers = answer_pipe()
+    pipe = result_pipe()
 
     def write_line(line: str) -> None:
-        os.write(answers, line.encode() + b"\n")
+        os.write(pipe, line.encode() + b"\n")
 
     def before_hook(name: str, implementations: Sequence[Any], _: Any) -> None:
         if implementations:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from aethermind.errors import InvalidArgumentError
-from aethermind.first_party import pip_install
+from aethermind.first_party import pip_install_command
 from aethermind.sampling.json_schemas import with_discriminators, with_safe_bounds, without_noop_keywords
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Grammars:
         except ImportError as error:
             raise InvalidArgumentError(
                 f"Structured output needs llguidance, which cannot be imported ({error}). "
-                f"Run `{pip_install('aethermind-core[structured]')}`."
+                f"Run `{pip_install_command('aethermind-core[structured]')}`."
             ) from None
 
     @cached_property

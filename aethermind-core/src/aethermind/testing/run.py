@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from aethermind.errors import AetherMindError, InvalidArgumentError
-from aethermind.first_party import pip_install
+from aethermind.first_party import pip_install_command
 from aethermind.testing.report import CaseResult, Outcome, Report
 
 __all__ = ["SUITES", "TIMEOUT_S", "run_family", "run_suites"]
@@ -74,7 +74,7 @@ def _run(
     on_case: Callable[[CaseResult], None],
 ) -> Report:
     if find_spec("pytest") is None:
-        raise InvalidArgumentError(f"The kit needs pytest. Run `{pip_install('aethermind-core[testing]')}`.")
+        raise InvalidArgumentError(f"The kit needs pytest. Run `{pip_install_command('aethermind-core[testing]')}`.")
     is_selection = keyword is not None or (suites != ["families"] and set(suites) != set(SUITES))
     report = Report(subject, version("aethermind-core"), is_selection=is_selection)
     with TemporaryDirectory() as folder:

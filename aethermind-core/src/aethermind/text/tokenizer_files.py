@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind.errors import TokenizerError
 from aethermind.file_faults import remedy
-from aethermind.first_party import pip_install
+from aethermind.first_party import pip_install_command
 from aethermind.text.bpe_vocabularies import without_first_space
 from aethermind.text.chat_templates import read_chat_templates
 from aethermind.text.special_tokens import (
@@ -169,7 +169,7 @@ def read_with_transformers(directory: Path) -> tuple[FastTokenizer, dict[str, st
     except ImportError as error:
         raise TokenizerError(
             f"{directory} has no tokenizer.json, and reading {files} instead needs transformers, which cannot be "
-            f"imported ({error}). Run `{pip_install('aethermind-core[transformers]')}`, or {_ADVICE}."
+            f"imported ({error}). Run `{pip_install_command('aethermind-core[transformers]')}`, or {_ADVICE}."
         ) from None
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aethermind.cli.bench.latency import BatchTiming, Phases, split, summarize
+from aethermind.cli.bench.latency import BatchTiming, Phases, split_phases, summarize
 from aethermind.engine.observation.roofline import StepShape
 from aethermind.engine.requests.output import CompletionOutput, RequestMetrics, RequestOutput
 from aethermind.engine.scheduling.decision import ScheduleDecision
@@ -77,8 +77,8 @@ def test_fractions(one: BatchTiming) -> None:
 
 def test_prefill_ends_with_the_last_step_that_is_not_all_decode() -> None:
     shapes = [StepShape((i,), (), is_decode) for i, is_decode in enumerate((False, True, False, True, True))]
-    assert split(shapes) == (shapes[:3], shapes[3:])
-    assert split(shapes[3:]) == ([], shapes[3:])
+    assert split_phases(shapes) == (shapes[:3], shapes[3:])
+    assert split_phases(shapes[3:]) == ([], shapes[3:])
 
 
 def test_json_of_a_real_run(invoke: Any) -> None:

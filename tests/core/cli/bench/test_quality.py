@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aethermind.cli.bench.quality import diverge
+from aethermind.cli.bench.quality import compare_logits
 
 
 def test_the_same_logits_do_not_diverge() -> None:
     logits = np.random.default_rng(0).standard_normal((5, 11)).astype(np.float32)
-    same = diverge(logits, logits + 3)
+    same = compare_logits(logits, logits + 3)
     assert same.kl_mean == pytest.approx(0, abs=1e-6)
     assert same.top1_agreement == 1.0
 
@@ -23,7 +23,7 @@ def test_divergence_by_hand() -> None:
     """Two tokens: p = (3/4, 1/4) against (1/4, 3/4), and against itself."""
     expected = np.log(np.array([[3.0, 1.0], [3.0, 1.0]]))
     actual = np.log(np.array([[1.0, 3.0], [6.0, 2.0]]))
-    found = diverge(expected, actual)
+    found = compare_logits(expected, actual)
     first = 0.75 * np.log(3) + 0.25 * np.log(1 / 3)
     assert found.kl_mean == pytest.approx(first / 2)
     assert found.kl_p99 == pytest.approx(0.99 * first)
@@ -31,7 +31,7 @@ def test_divergence_by_hand() -> None:
 
 
 def test_large_logits_stay_finite() -> None:
-    found = diverge(np.array([[1e4, -1e4, 0]]), np.array([[-1e4, 1e4, 0]]))
+    found = compare_logits(np.array([[1e4, -1e4, 0]]), np.array([[-1e4, 1e4, 0]]))
     assert np.isfinite(found.kl_mean)
     assert found.kl_mean > 1e4
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.core.cli.conftest import request_output
 
-from aethermind.cli.chat.answerers import LocalAnswerer
+from aethermind.cli.chat.chat_models import LocalChatModel
 from aethermind.cli.chat.conversation import Conversation
 from aethermind.cli.chat.repl import Interrupt, Repl
 from aethermind.cli.chat.slash import COMMANDS
@@ -38,7 +38,7 @@ class Person:
 
 def chat(llm: Any, *entries: str, edited: str | None = None, **options: Any) -> Repl:
     conversation = Conversation("demo", None, options.pop("sampling", {}))
-    repl = Repl(LocalAnswerer(llm), conversation, Person(*entries, edited=edited), **options)
+    repl = Repl(LocalChatModel(llm), conversation, Person(*entries, edited=edited), **options)
     repl.run()
     return repl
 
@@ -185,7 +185,7 @@ def test_ctrl_c_just_after_an_answer_does_not_end_the_chat(fake_llm: Any) -> Non
         return turn
 
     person.read = read  # type: ignore[method-assign]
-    Repl(LocalAnswerer(llm), Conversation("demo"), person).run()
+    Repl(LocalChatModel(llm), Conversation("demo"), person).run()
     assert [prompt[-1]["content"] for prompt in llm.prompts] == ["a", "b"]
 
 

@@ -17,7 +17,7 @@ def talk(*texts: str, **options: Any) -> Conversation:
     """Questions and answers in turn."""
     conversation = Conversation("demo", **options)
     for index, text in enumerate(texts):
-        (conversation.answer if index % 2 else conversation.ask)(text)
+        (conversation.add_reply if index % 2 else conversation.add_user_message)(text)
     return conversation
 
 
@@ -27,11 +27,11 @@ def said(conversation: Conversation) -> list[str]:
 
 def test_the_model_sees_the_system_text_and_all_turns() -> None:
     conversation = talk("a", "b", "c", system="be brief")
-    conversation.answer("d", is_interrupted=True)
+    conversation.add_reply("d", is_interrupted=True)
     roles = ("system", "user", "assistant", "user", "assistant")
     texts = ("be brief", "a", "b", "c", "d")
     assert conversation.prompt() == [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
-    assert (conversation.num_turns, conversation.question) == (2, "c")
+    assert (conversation.num_turns, conversation.last_user_message) == (2, "c")
     conversation.clear()
     assert conversation.prompt() == [{"role": "system", "content": "be brief"}]
 
@@ -45,20 +45,20 @@ def test_undo_removes_question_and_answer() -> None:
 def test_retracting_and_editing_leave_a_question_to_answer() -> None:
     conversation = talk("a", "b", "c", "d")
     for _ in range(2):
-        conversation.retract_answer()
+        conversation.remove_reply()
         assert said(conversation) == ["a", "b", "c"]
-    conversation.answer("d")
+    conversation.add_reply("d")
     conversation.edit("x")
     assert said(conversation) == ["a", "b", "x"]
 
 
 def test_the_next_question_replaces_an_unanswered_one() -> None:
     conversation = talk("a", "b", "c")
-    conversation.ask("d")
+    conversation.add_user_message("d")
     assert said(conversation) == ["a", "b", "d"]
 
 
-@pytest.mark.parametrize("name", ["undo", "retract_answer"])
+@pytest.mark.parametrize("name", ["undo", "remove_reply"])
 def test_undo_without_a_question_is_an_error(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match="Nothing was said yet"):
         getattr(Conversation("demo"), name)()

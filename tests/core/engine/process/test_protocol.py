@@ -36,7 +36,7 @@ from aethermind.engine.requests.prompt_reader import EnginePrompt
 from aethermind.engine.requests.request import RequestOptions
 from aethermind.engine.requests.sessions import SessionInfo
 from aethermind.errors import AetherMindError, ContextLengthError, InvalidArgumentError
-from aethermind.hal.usage import DeviceUsage
+from aethermind.hal.device import DeviceUsage
 from aethermind.model.input_processor import EmbeddingSpan
 
 EVERY_PARAMETER: dict[str, Any] = {

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from aethermind.cache.stores.kv_store import StoreAddress
 from aethermind.errors import ConfigError, InvalidArgumentError
-from aethermind.first_party import pip_install
+from aethermind.first_party import pip_install_command
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -62,7 +62,7 @@ def open_redis_store(address: StoreAddress) -> RedisStore:
         from redis.retry import Retry
     except ImportError:
         raise ConfigError(
-            f"A KV store in Redis needs the package redis. Run `{pip_install('aethermind-core[redis]')}`."
+            f"A KV store in Redis needs the package redis. Run `{pip_install_command('aethermind-core[redis]')}`."
         ) from None
     options = dict(address.options)
     ttl = options.pop("ttl", None)

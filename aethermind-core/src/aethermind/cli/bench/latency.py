@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aethermind.hal.backend import MeasuredLimits
     from aethermind.llm import LLM
 
-__all__ = ["BatchTiming", "EXAMPLES", "Phases", "latency", "split", "summarize"]
+__all__ = ["BatchTiming", "EXAMPLES", "Phases", "latency", "split_phases", "summarize"]
 
 EXAMPLES = console.examples(
     "aethermind bench latency",
@@ -105,7 +105,7 @@ def latency(
 
 
 class Phases(NamedTuple):
-    """Seconds of a run until every request has its first token, and after that; None where unknown."""
+    """Seconds until every request has its first token (prefill), and from then on (decode); None if unknown."""
 
     prefill: float | None
     decode: float | None
@@ -113,7 +113,10 @@ class Phases(NamedTuple):
 
 @dataclass(slots=True)
 class BatchTiming:
-    """Times of the tokens of one batch, in seconds of `time.perf_counter`. Mutable while it is recorded."""
+    """Recorded times of one batch, in seconds of `time.perf_counter`. Mutable.
+
+    `counts` are the tokens of each request so far; `shapes` the shapes of the steps, if an observer recorded them.
+    """
 
     num_requests: int
     prompt_tokens: int
@@ -135,12 +138,12 @@ class BatchTiming:
 
     @property
     def ttft_s(self) -> float:
-        """Median time to first token of the requests."""
+        """Median time to first token of the requests, in seconds."""
         return median(self.first_tokens_s.values()) - self.started_s
 
     @property
     def prefill_s(self) -> float:
-        """From the batch's arrival to the first token of its last request."""
+        """Seconds from the arrival of the batch to the first token of the request that gets it last."""
         return max(self.first_tokens_s.values()) - self.started_s
 
     @property
@@ -149,22 +152,22 @@ class BatchTiming:
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """Tokens per second of the batch once every request decodes; None if no token is left by then."""
+        """Tokens per second of the batch after prefill; None if no token is generated then."""
         num_tokens = sum(self.counts.values()) - self.num_tokens_at_prefill_end
         return num_tokens / self.decode_s if num_tokens > 0 and self.decode_s > 0 else None
 
     @property
     def decode_s(self) -> float:
-        """From the first token of the last request to the end."""
+        """Seconds from the end of prefill to the last token."""
         return self.finished_s - max(self.first_tokens_s.values())
 
 
 def _measure(
     llm: LLM, sizes: tuple[int, int, int, str], repeat: int, num_threads: int | None
 ) -> tuple[list[BatchTiming], Phases, MeasuredLimits | None]:
-    """Time `repeat` runs of `sizes`, the arguments of `_run`, between two measurements of the machine's limits.
+    """Time `repeat` runs, between two measurements of the device's limits. `sizes` are the arguments of `_run`.
 
-    Returns the runs, the seconds that each phase takes at least by the roofline, and the average limits.
+    Returns the runs, the roofline's minimum time of each phase, and the average of the limits.
     """
     from aethermind.engine.loading.model_graph import GraphKey
     from aethermind.engine.observation.roofline import min_seconds
@@ -178,7 +181,7 @@ def _measure(
     measured = limits.average(before, limits.measure_limits(backend, num_threads))
     has_adapter = bool(sizes[-1])
     plan = compiled.compile(GraphKey(has_adapters=True)).plan if has_adapter else compiled.step.plan
-    min_s = (min_seconds(plan, compiled.operators, phase, measured) for phase in split(shapes or runs[0].shapes))
+    min_s = (min_seconds(plan, compiled.operators, phase, measured) for phase in split_phases(shapes or runs[0].shapes))
     return runs, Phases(*min_s), measured
 
 
@@ -202,14 +205,14 @@ def _run(
     return run
 
 
-def split(shapes: list[StepShape]) -> tuple[list[StepShape], list[StepShape]]:
-    """The steps until every request has its first token, and the pure decode steps after that."""
+def split_phases(shapes: list[StepShape]) -> tuple[list[StepShape], list[StepShape]]:
+    """Split steps into those up to the last with prefill, and the decode-only steps after it."""
     num_prefill = max((i + 1 for i, shape in enumerate(shapes) if not shape.is_decode), default=0)
     return shapes[:num_prefill], shapes[num_prefill:]
 
 
 def summarize(runs: list[BatchTiming], min_s: Phases) -> dict[str, float | None]:
-    """Medians over the runs, and the fraction of the limit that they reach (None where the limit is unknown)."""
+    """Return medians over the runs, and the fraction of the roofline that they reach (None if the limit is unknown)."""
     rates = [rate for run in runs if (rate := run.decode_tokens_per_s) is not None]
     return {
         "prefill_tokens_per_s": median(run.prefill_tokens_per_s for run in runs),

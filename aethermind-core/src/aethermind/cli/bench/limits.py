@@ -40,14 +40,14 @@ def limits(
 
 
 def measure_limits(backend: Backend, num_threads: int | None) -> MeasuredLimits | None:
-    """Measure a backend's limits in the dtypes that are reported."""
+    """Measure a backend's limits in the reported dtypes; None if it does not support that."""
     from aethermind.hal.dtype import DType
 
     return backend.measure_limits([DType.parse(label) for label in _SHORT_NAMES.values()], num_threads)
 
 
 def num_kv_blocks_of(device: str, batch: int, num_tokens: int) -> int:
-    """The KV blocks of a batch with contexts of so many tokens, in the size that the device prefers."""
+    """Return the number of KV cache blocks, of the device's default size, for a batch of contexts of `num_tokens`."""
     from aethermind.runtime import Runtime
 
     backend = Runtime.boot().devices.open(device)[1]
@@ -56,7 +56,7 @@ def num_kv_blocks_of(device: str, batch: int, num_tokens: int) -> int:
 
 
 def average(*measured: MeasuredLimits | None) -> MeasuredLimits | None:
-    """The mean of measurements before and after a run; None where the backend measures nothing."""
+    """Return the mean of measured limits; None if the backend measures none."""
     from aethermind.hal.backend import MeasuredLimits
 
     present = [limits for limits in measured if limits is not None]
@@ -67,7 +67,7 @@ def average(*measured: MeasuredLimits | None) -> MeasuredLimits | None:
 
 
 def as_record(measured: MeasuredLimits | None) -> dict[str, Any]:
-    """Limits for `--json`: bytes and operations per second, by short dtype name; None where unknown."""
+    """Return limits for `--json`: bytes per second, and operations per second by short dtype name; None if unknown."""
     return {
         "memory_bytes_per_s": measured and measured.memory_bytes_per_s,
         "flops_per_s": {short: measured and measured.flops_per_s.get(label) for short, label in _SHORT_NAMES.items()},
@@ -75,7 +75,7 @@ def as_record(measured: MeasuredLimits | None) -> dict[str, Any]:
 
 
 def describe_limits(measured: MeasuredLimits | None) -> list[tuple[str, str]]:
-    """Limits as rows of text."""
+    """Return limits as rows of a table."""
     if measured is None:
         return [("memory", "not measured by this device")]
     rates = as_record(measured)["flops_per_s"]

@@ -1,4 +1,4 @@
-"""`aethermind bench prefill-stream`: whether prefill on a second stream pays, on a load that decodes and prefills."""
+"""`aethermind bench prefill-stream`: compares steps that prefill and decode on one stream with steps on two."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def prefill_stream(
 ) -> None:
     """Measure steps that decode and prefill on one stream and on two, alternately.
 
-    Of all requests so many as --batch are open at once, each with an answer of another length, so that
-    prompts arrive while others decode. Both ways run the same load with the same weights in turn, in
-    alternating order, and the report has the medians. --prefill-stream pays where tokens per second rise
-    and the time between tokens does not.
+    As many requests as --batch are open at a time. Their outputs have different lengths, so prompts arrive
+    while other requests decode. The same requests run with one stream and with two, in alternating order,
+    and the report has the medians. --prefill-stream is worthwhile if tokens per second rise and the time
+    between tokens does not.
     """
     from aethermind.cli.progress import open_llm
 
@@ -92,7 +92,7 @@ def prefill_stream(
 
 @dataclass(slots=True)
 class _Run:
-    """One run of a load: seconds in all, to the first token of each request, and between any two tokens of one."""
+    """One run of a load: total seconds, TTFT of each request, inter-token latencies, and the generated tokens."""
 
     seconds: float = 0.0
     ttft_s: list[float] = field(default_factory=list)
@@ -102,7 +102,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class MixedLoad:
-    """Requests of which `batch` are open at once; the answer of number i has 1/2 to 3/2 of `output_tokens`."""
+    """Requests, `batch` of which are open at a time, whose outputs have from 1/2 to 3/2 of `output_tokens` tokens."""
 
     num_requests: int
     batch: int
@@ -111,7 +111,7 @@ class MixedLoad:
     vocab_size: int
 
     def run(self, engine: Engine, *, overlaps: bool) -> _Run:
-        """Run all requests, with prefill on the second stream or without."""
+        """Run all requests; with `overlaps`, prefill runs on a second stream."""
         from aethermind.engine.observation.profiler import sample_prompt
         from aethermind.sampling.params import SamplingParams
 
@@ -141,7 +141,7 @@ class MixedLoad:
 
 
 def _summary(runs: list[_Run]) -> dict[str, float]:
-    """Medians over the runs; of times between tokens also the 99th percentile."""
+    """Return medians over the runs, and for inter-token latencies also the 99th percentile."""
     num_tokens = sum(map(len, runs[0].token_ids.values()))
     between = [sorted(run.inter_token_s) or [0.0] for run in runs]
     return {

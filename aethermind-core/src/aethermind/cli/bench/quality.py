@@ -1,4 +1,4 @@
-"""`aethermind bench quality`: the loss in quality of a weight format, measured by the logits of a text."""
+"""`aethermind bench quality`: how much a weight format or KV cache dtype changes the logits of a text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Divergence",
     "EXAMPLES",
-    "diverge",
+    "compare_logits",
     "quality",
     "single_step_settings",
     "tokens_of_text",
@@ -41,7 +41,7 @@ EXAMPLES = console.examples(
 )
 
 _WINDOW = 128
-_OPENING = "Once upon a time"
+_SAMPLED_PROMPT = "Once upon a time"
 _BLOCK_SIZE = 16
 
 
@@ -107,7 +107,7 @@ def quality(
             kv_cache_dtype=kv_cache_dtype,
             **settings,
         ) as tested:
-            report["formats"].append({"quantization": weight_format, **_measured(tested, expected, windows)})
+            report["formats"].append({"quantization": weight_format, **_measure_format(tested, expected, windows)})
     if as_json:
         console.print_json(report)
     else:
@@ -117,7 +117,7 @@ def quality(
 def single_step_settings(
     device: str, load_format: str, num_threads: int | None, num_tokens: int
 ) -> tuple[int, dict[str, Any]]:
-    """Tokens per window, and the options of a model that computes the logits of one window in a step."""
+    """Return the number of tokens per window, and options of an LLM that computes a window's logits in one step."""
     window = min(_WINDOW, num_tokens)
     return window, {
         "device": device,
@@ -141,8 +141,8 @@ class Divergence:
     top1_agreement: float
 
 
-def diverge(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> Divergence:
-    """Compare logits [rows, V]: KL(expected ‖ actual). Ties go to the lower token id."""
+def compare_logits(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> Divergence:
+    """Compare logits [rows, V] with expected ones: KL(expected ‖ actual), and agreement of the most likely token."""
     import numpy as np
 
     divergences = []
@@ -168,24 +168,24 @@ def _open(model: str, **settings: Any) -> LLM:
 
 
 def windows_of_text(llm: LLM, text: Path | None, num_tokens: int, window: int) -> list[list[int]]:
-    """The text in pieces of at most `window` tokens."""
+    """Return `num_tokens` tokens of a text in windows of at most `window` tokens; None samples them from the model."""
     from aethermind.sampling.params import SamplingParams
 
     if text is not None:
         ids = tokens_of_text(llm.tokenizer, text, num_tokens, "--text")
         return [ids[begin : begin + window] for begin in range(0, len(ids), window)]
-    opening = llm.tokenizer.encode(_OPENING)[: window - 1]
+    prompt_ids = llm.tokenizer.encode(_SAMPLED_PROMPT)[: window - 1]
     found = []
     for seed, begin in enumerate(range(0, num_tokens, window)):
         size = min(window, num_tokens - begin)
-        params = SamplingParams(temperature=1.0, max_tokens=max(size - len(opening), 1), ignore_eos=True, seed=seed)
-        (output,) = llm.generate({"prompt_token_ids": opening}, params)
-        found.append([*opening, *output.outputs[0].token_ids][:size])
+        params = SamplingParams(temperature=1.0, max_tokens=max(size - len(prompt_ids), 1), ignore_eos=True, seed=seed)
+        (output,) = llm.generate({"prompt_token_ids": prompt_ids}, params)
+        found.append([*prompt_ids, *output.outputs[0].token_ids][:size])
     return found
 
 
 def tokens_of_text(tokenizer: Tokenizer, text: Path, num_tokens: int, option: str) -> list[int]:
-    """The first tokens of the text that `option` names; InvalidArgumentError if it has none."""
+    """Return the first tokens of a text file; InvalidArgumentError, which names `option`, if it has none."""
     ids = tokenizer.encode(read_text(None, text, noun="text", option=option))
     if not ids:
         raise InvalidArgumentError(f"Text {text} is empty. Pass another one.")
@@ -201,7 +201,7 @@ def window_logits(llm: LLM, windows: Sequence[Sequence[int]]) -> np.ndarray[Any,
     return np.concatenate([text_logits(llm.engine, ids) for ids in windows])
 
 
-def _measured(llm: LLM, expected: np.ndarray[Any, Any], windows: Sequence[Sequence[int]]) -> dict[str, Any]:
+def _measure_format(llm: LLM, expected: np.ndarray[Any, Any], windows: Sequence[Sequence[int]]) -> dict[str, Any]:
     from aethermind.engine.loading.weight_formats import format_uses
 
     uses = [as_record(use) for use in format_uses(llm.engine.compiled)]
@@ -209,7 +209,7 @@ def _measured(llm: LLM, expected: np.ndarray[Any, Any], windows: Sequence[Sequen
     return {
         "weight_formats": uses,
         "bits_per_weight": 8 * sum(use["nbytes"] for use in uses) / num_values if num_values else None,
-        **asdict(diverge(expected, window_logits(llm, windows))),
+        **asdict(compare_logits(expected, window_logits(llm, windows))),
     }
 
 

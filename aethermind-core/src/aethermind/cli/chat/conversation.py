@@ -1,4 +1,4 @@
-"""A conversation as data: messages, settings, and files that hold both. It knows no terminal and no model."""
+"""A conversation as data: its messages and settings, and JSON files of both. Independent of terminal and model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ALIASES = {"temp": "temperature"}
 
 @dataclass(frozen=True, slots=True)
 class ConversationMessage:
-    """A message of one role; `is_interrupted` marks an answer that was aborted."""
+    """A message of a role, `user` or `assistant`; `is_interrupted` marks a reply that was aborted."""
 
     role: str
     content: str
@@ -39,7 +39,7 @@ class ConversationMessage:
 
 @dataclass(slots=True)
 class Conversation:
-    """Questions and answers in turn; only the last question may have no answer yet. Mutable."""
+    """User messages and replies in turn; only the last user message may have no reply yet. Mutable."""
 
     model: str
     system: str | None = None
@@ -49,44 +49,44 @@ class Conversation:
 
     @property
     def num_turns(self) -> int:
-        """Questions asked."""
+        """The number of user messages."""
         return sum(message.role == "user" for message in self.messages)
 
     @property
-    def question(self) -> str:
-        """The last question. Raises InvalidArgumentError if none was asked."""
-        return self.messages[self._question_index()].content
+    def last_user_message(self) -> str:
+        """The last user message. Raises InvalidArgumentError if there is none."""
+        return self.messages[self._last_user_index()].content
 
     def prompt(self) -> list[dict[str, str]]:
         """The messages for the model's chat template, the system prompt included."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return system + [{"role": message.role, "content": message.content} for message in self.messages]
 
-    def ask(self, text: str) -> None:
-        """Append a question; it replaces an unanswered last one, because models are trained on alternating turns."""
+    def add_user_message(self, text: str) -> None:
+        """Append a user message; it replaces a last one without a reply, as models expect alternating roles."""
         if self.messages and self.messages[-1].role == "user":
             self.messages.pop()
         self.messages.append(ConversationMessage("user", text))
 
-    def answer(self, text: str, *, is_interrupted: bool = False) -> None:
-        """Append the answer to the last question."""
+    def add_reply(self, text: str, *, is_interrupted: bool = False) -> None:
+        """Append the reply to the last user message."""
         self.messages.append(ConversationMessage("assistant", text, is_interrupted))
 
     def undo(self) -> str:
-        """Remove the last question with its answer; returns the question."""
-        index = self._question_index()
-        question = self.messages[index].content
+        """Remove the last user message with its reply; returns the message."""
+        index = self._last_user_index()
+        text = self.messages[index].content
         del self.messages[index:]
-        return question
+        return text
 
-    def retract_answer(self) -> None:
-        """Remove the answer to the last question, if there is one. InvalidArgumentError without a question."""
-        del self.messages[self._question_index() + 1 :]
+    def remove_reply(self) -> None:
+        """Remove the reply to the last user message, if there is one. InvalidArgumentError without such a message."""
+        del self.messages[self._last_user_index() + 1 :]
 
     def edit(self, text: str) -> None:
-        """Replace the last question and remove its answer."""
+        """Replace the last user message and remove its reply."""
         self.undo()
-        self.ask(text)
+        self.add_user_message(text)
 
     def clear(self) -> None:
         """Remove all messages; the system prompt and the settings are kept."""
@@ -112,7 +112,7 @@ class Conversation:
         return {name: getattr(params, name) for name in SETTINGS}
 
     def params(self, attempt: int = 0) -> SamplingParams:
-        """The parameters of the next answer. Its seed is random if none is set, else the setting plus `attempt`."""
+        """Return the parameters of the next reply. Its seed is random if unset, else the setting plus `attempt`."""
         seed = self.sampling.get("seed")
         seed = int.from_bytes(os.urandom(4)) if seed is None else (seed + attempt) % 2**64
         return SamplingParams(**{**self.sampling, "seed": seed})
@@ -126,7 +126,7 @@ class Conversation:
             "messages": [_as_record(message) for message in self.messages],
         }
 
-    def _question_index(self) -> int:
+    def _last_user_index(self) -> int:
         for index in reversed(range(len(self.messages))):
             if self.messages[index].role == "user":
                 return index
@@ -184,10 +184,10 @@ def _from_record(record: Any, where: str) -> ConversationMessage:
     return ConversationMessage(role, content, is_interrupted)
 
 
-def _require(condition: bool, complaint: str) -> None:
+def _require(condition: bool, problem: str) -> None:
     if not condition:
-        end = "" if complaint.endswith(("?", ".")) else "."
-        raise InvalidArgumentError(f"This is not a saved conversation: {complaint}{end}")
+        end = "" if problem.endswith(("?", ".")) else "."
+        raise InvalidArgumentError(f"This is not a saved conversation: {problem}{end}")
 
 
 def save_conversation(conversation: Conversation, file: str) -> Path:
@@ -202,13 +202,13 @@ def save_conversation(conversation: Conversation, file: str) -> Path:
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"{path} exists and is something else; choose another name.") from error
     text = json.dumps(conversation.as_record(), indent=2, ensure_ascii=False) + "\n"
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
     except (OSError, ValueError) as error:
         with suppress(OSError, ValueError):
-            draft.unlink()
+            temporary.unlink()
         raise InvalidArgumentError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}.") from error
     return path
 

@@ -15,8 +15,8 @@ __all__ = ["Entry", "PipeReader", "Reader", "TerminalReader"]
 FENCE = '"""'
 PROMPT = "> "
 CONTINUATION = "... "
-LEAVING = frozenset({"exit", "quit"})
-"""Words without a slash that leave the chat."""
+EXIT_WORDS = frozenset({"exit", "quit"})
+"""Words that end the chat on a terminal without a slash before them."""
 
 
 class Entry(NamedTuple):
@@ -41,29 +41,30 @@ class Reader(Protocol):
         ...
 
 
-class _Lines:
-    """Parses lines into entries: `/` begins a command, `//` a message with a slash, `FENCE` one of several lines.
+class _EntryParser:
+    """Parses lines into entries: `/` begins a command, `//` a message that begins with a slash, `FENCE` a message of
+    several lines, which ends with `FENCE`.
 
-    Leading space is ignored before any of these, and blank lines are skipped.
+    Spaces before these are ignored, and blank lines are skipped.
     """
 
-    def _line(self, prompt: str) -> str | None:
+    def _read_line(self, prompt: str) -> str | None:
         raise NotImplementedError
 
     def read(self) -> Entry | None:
-        while (line := self._line(PROMPT)) is not None:
+        while (line := self._read_line(PROMPT)) is not None:
             entry = self._entry(line)
             if entry.is_command or entry.text.strip():
                 return entry
         return None
 
     def _entry(self, line: str) -> Entry:
-        begun = line.lstrip()
-        if begun.startswith(FENCE):
-            return Entry(self._fenced(begun.removeprefix(FENCE)), False)
-        if begun.startswith("//"):
-            return Entry(begun[1:], False)
-        return Entry(begun[1:], True) if begun.startswith("/") else Entry(line, False)
+        stripped = line.lstrip()
+        if stripped.startswith(FENCE):
+            return Entry(self._fenced(stripped.removeprefix(FENCE)), False)
+        if stripped.startswith("//"):
+            return Entry(stripped[1:], False)
+        return Entry(stripped[1:], True) if stripped.startswith("/") else Entry(line, False)
 
     def _fenced(self, line: str | None) -> str:
         lines = []
@@ -72,11 +73,11 @@ class _Lines:
                 lines.append(line.rstrip().removesuffix(FENCE))
                 break
             lines.append(line)
-            line = self._line(CONTINUATION)
+            line = self._read_line(CONTINUATION)
         return "\n".join(lines).strip("\n")
 
 
-class PipeReader(_Lines):
+class PipeReader(_EntryParser):
     """Reads the lines of a stream to its end."""
 
     is_interactive = False
@@ -88,7 +89,7 @@ class PipeReader(_Lines):
         """Raise InvalidArgumentError: a pipe cannot edit."""
         raise InvalidArgumentError("/edit needs a terminal, or the new text: /edit TEXT.")
 
-    def _line(self, prompt: str) -> str | None:
+    def _read_line(self, prompt: str) -> str | None:
         raw = self._stream.readline()
         if not raw:
             return None
@@ -98,7 +99,7 @@ class PipeReader(_Lines):
             raise InvalidArgumentError(f"Standard input is not UTF-8: byte {error.start} of {raw!r:.40}.") from error
 
 
-class TerminalReader(_Lines):
+class TerminalReader(_EntryParser):
     """Reads from a terminal, with editing, history and completion by readline.
 
     Ctrl-C drops a line; pressed twice at an empty one it leaves. Pasted lines arrive as one entry that contains
@@ -129,19 +130,21 @@ class TerminalReader(_Lines):
 
     def _entry(self, line: str) -> Entry:
         text = line.strip("\n")
-        if text.strip().lower() in LEAVING:
+        if text.strip().lower() in EXIT_WORDS:
             return Entry("exit", True)
         return Entry(text, False) if "\n" in text and self._is_verbatim(text.lstrip()) else super()._entry(text)
 
-    def _is_verbatim(self, begun: str) -> bool:
+    def _is_verbatim(self, stripped: str) -> bool:
         """Whether pasted lines are a message although they begin like a command or with FENCE.
 
         A path is not a command, and a FENCE that does not end the text may be the docstring of pasted Python.
         """
-        if begun.startswith(FENCE):
-            return FENCE in begun[len(FENCE) :] and not begun.rstrip().endswith(FENCE)
-        name = re.match(r"/([^/\s]+)(?=\s)", begun)
-        return begun.startswith("/") and not begun.startswith("//") and (not name or name[1] not in self._commands)
+        if stripped.startswith(FENCE):
+            return FENCE in stripped[len(FENCE) :] and not stripped.rstrip().endswith(FENCE)
+        name = re.match(r"/([^/\s]+)(?=\s)", stripped)
+        return (
+            stripped.startswith("/") and not stripped.startswith("//") and (not name or name[1] not in self._commands)
+        )
 
     def edit(self, text: str) -> str | None:
         """Let the user edit `text`; None after Ctrl-C or Ctrl-D."""
@@ -149,14 +152,14 @@ class TerminalReader(_Lines):
             raise InvalidArgumentError("/edit needs Python's readline module here, or the new text: /edit TEXT.")
         self._readline.set_startup_hook(lambda: self._readline.insert_text(text))
         try:
-            return self._line(PROMPT)
+            return self._read_line(PROMPT)
         except KeyboardInterrupt:
             print()
             return None
         finally:
             self._readline.set_startup_hook(None)
 
-    def _line(self, prompt: str) -> str | None:
+    def _read_line(self, prompt: str) -> str | None:
         while True:
             try:
                 line = self._input(prompt)

@@ -1,4 +1,4 @@
-"""The loop of a chat: read an entry, run a command or answer a message; Ctrl-C ends the answer only."""
+"""The loop of a chat: read an entry, run a command or generate a reply; Ctrl-C interrupts the reply only."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from aethermind.cli import console
 from aethermind.cli.chat import slash
 from aethermind.cli.chat.conversation import Conversation
 from aethermind.cli.chat.readers import Reader
-from aethermind.cli.chat.slash import Next
+from aethermind.cli.chat.slash import NextAction
 from aethermind.cli.chat.terminal import WrappingWriter, without_echo
 from aethermind.cli.console import TextWriter
 from aethermind.errors import AetherMindError, ContextLengthError, InvalidArgumentError, SettingsError
 
 if TYPE_CHECKING:
-    from aethermind.cli.chat.answerers import Answerer, ChatReply
+    from aethermind.cli.chat.chat_models import ChatModel, ChatReply
 
 __all__ = ["Interrupt", "Repl", "Statistics", "describe"]
 
 
 @dataclass(slots=True)
 class Statistics:
-    """Token counts over the answers of a chat. Mutable."""
+    """Token counts of all replies of a chat. Mutable."""
 
     num_answers: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     num_context_tokens: int = 0
-    """Prompt and answer of the last turn."""
+    """Tokens of the prompt and the reply of the last turn."""
 
     def add(self, reply: ChatReply) -> None:
         """Add an answer."""
@@ -45,17 +45,17 @@ class Statistics:
 
     def rows(self, conversation: Conversation, max_model_len: int | None) -> list[tuple[str, str]]:
         """Names and values for a table."""
-        of_all = "" if max_model_len is None else f" of {max_model_len}"
+        limit = "" if max_model_len is None else f" of {max_model_len}"
         return [
             ("turns", str(conversation.num_turns)),
             ("answers", f"{self.num_answers}, {self.num_output_tokens} tokens"),
             ("prompts", f"{self.num_prompt_tokens} tokens, {self.num_cached_tokens} of them reused"),
-            ("context", f"{self.num_context_tokens}{of_all} tokens at the last answer"),
+            ("context", f"{self.num_context_tokens}{limit} tokens at the last answer"),
         ]
 
 
 def describe(reply: ChatReply) -> str:
-    """One answer's tokens and speed in one line."""
+    """Return the token counts and speed of a reply as one line."""
     parts = [
         f"{reply.num_prompt_tokens} prompt tokens, {reply.num_cached_tokens} reused",
         f"{reply.num_output_tokens} answer tokens",
@@ -70,12 +70,12 @@ def describe(reply: ChatReply) -> str:
 
 
 class Repl:
-    """One chat: an answerer, a conversation and a reader. Answers go to stdout, everything else to stderr."""
+    """One chat: its model, conversation and reader. Replies go to stdout, everything else to stderr."""
 
     def __init__(
-        self, answerer: Answerer, conversation: Conversation, reader: Reader, *, has_stats: bool = False
+        self, chat_model: ChatModel, conversation: Conversation, reader: Reader, *, has_stats: bool = False
     ) -> None:
-        self.answerer = answerer
+        self.chat_model = chat_model
         self.conversation = conversation
         self.reader = reader
         self.statistics = Statistics()
@@ -83,9 +83,9 @@ class Repl:
         self._num_regenerations = 0
 
     def run(self) -> None:
-        """Run to the end of the entries, or to a command that leaves.
+        """Run to the end of the entries, or to a command that ends the chat.
 
-        An error is printed and the chat continues if the reader is interactive; else it is raised.
+        If the reader is interactive, an error is printed and the chat continues; else it is raised.
         """
         while True:
             try:
@@ -94,50 +94,53 @@ class Repl:
             except AetherMindError as error:
                 if not self.reader.is_interactive:
                     raise
-                self._explain(error)
+                self._print_error(error)
             except KeyboardInterrupt:  # pressed just after the end of the answer
                 if not self.reader.is_interactive:
                     raise
-                self.say("")
+                self.print_note("")
 
     def _turn(self) -> bool:
-        """Read an entry and run or answer it; False at the end."""
+        """Read an entry, and run the command or reply to the message; False at the end."""
         entry = self.reader.read()
         if entry is None:
             return False
-        following = Next.ANSWER
+        action = NextAction.ANSWER
         if entry.is_command:
-            following = self._run_command(entry.text)
-            self._num_regenerations += following is Next.ANSWER
+            action = self._run_command(entry.text)
+            self._num_regenerations += action is NextAction.ANSWER
         else:
-            self.conversation.ask(entry.text)
+            self.conversation.add_user_message(entry.text)
             self._num_regenerations = 0
-        if following is Next.ANSWER:
-            self._answer()
-        return following is not Next.LEAVE
+        if action is NextAction.ANSWER:
+            self._reply()
+        return action is not NextAction.EXIT
 
-    def _run_command(self, line: str) -> Next:
-        """Run a command. InvalidArgumentError becomes SettingsError: its text keeps the names of settings as `/set` has
-        them, where `with_flags` would write `--max-tokens` for `max_tokens`.
+    def _run_command(self, line: str) -> NextAction:
+        """Run a command.
+
+        An InvalidArgumentError becomes a SettingsError, whose message keeps names as `/set` has them; in other errors
+        `with_flags` replaces `max_tokens` by `--max-tokens`.
         """
         try:
             return slash.run(self, line)
         except InvalidArgumentError as error:
             raise SettingsError(str(error)) from error
 
-    def say(self, text: str) -> None:
-        """Print something that is not an answer."""
+    def print_note(self, text: str) -> None:
+        """Print a note that is not part of a reply."""
         console.print_note(console.printable(text))
 
-    def _answer(self) -> None:
+    def _reply(self) -> None:
+        """Generate and print a reply, and add it to the conversation."""
         is_interactive = self.reader.is_interactive
         can_wrap = is_interactive and console.can_redraw(sys.stdout)
         writer = WrappingWriter(sys.stdout) if can_wrap else TextWriter(sys.stdout)
         reply: ChatReply | None = None
-        stream = self.answerer.answer(self.conversation, self._num_regenerations)
-        is_caught = is_interactive and self.answerer.interrupts_between_tokens
-        quiet = without_echo(sys.stdin) if is_interactive else nullcontext()
-        with quiet, Interrupt(is_caught=is_caught) as interrupt, closing(stream) as replies:
+        stream = self.chat_model.reply(self.conversation, self._num_regenerations)
+        is_caught = is_interactive and self.chat_model.interrupts_between_tokens
+        echo_off = without_echo(sys.stdin) if is_interactive else nullcontext()
+        with echo_off, Interrupt(is_caught=is_caught) as interrupt, closing(stream) as replies:
             try:
                 for reply in replies:
                     interrupt.is_deferred = bool(reply.text)
@@ -153,46 +156,46 @@ class Repl:
                 raise
         text = "" if reply is None else reply.text
         writer.finish(text)
-        self.conversation.answer(text, is_interrupted=reply is None or reply.finish_reason is None)
+        self.conversation.add_reply(text, is_interrupted=reply is None or reply.finish_reason is None)
         if reply is not None:
             self.statistics.add(reply)
             if self._has_stats:
-                self.say(describe(reply))
+                self.print_note(describe(reply))
         if is_interactive and (note := self._note(reply)):
-            self.say(note)
+            self.print_note(note)
 
     def _note(self, reply: ChatReply | None) -> str | None:
         if reply is None or reply.finish_reason is None:
             return "[stopped; /regen answers again, /undo takes your message back]"
         if reply.finish_reason != "length":
             return None
-        max_tokens, max_model_len = self.shown_settings()["max_tokens"], self.answerer.max_model_len
+        max_tokens, max_model_len = self.shown_settings()["max_tokens"], self.chat_model.max_model_len
         if max_model_len is not None and self.statistics.num_context_tokens >= max_model_len:
             return f"[the context of {max_model_len} tokens is full; /undo or /clear frees it]"
         return f"[stopped after max_tokens = {max_tokens}; /set max_tokens changes it]"
 
     def shown_settings(self) -> dict[str, Any]:
-        """Every setting with its value, or with where its default comes from."""
-        conversation, default = self.conversation, self.answerer.default_settings
+        """Return every setting with its value, or with the origin of its default."""
+        conversation, default = self.conversation, self.chat_model.default_settings
         settings = conversation.settings()
         if default is None:
             return settings
         return {name: default if conversation.sampling.get(name) is None else settings[name] for name in settings}
 
-    def _explain(self, error: AetherMindError) -> None:
+    def _print_error(self, error: AetherMindError) -> None:
         message = str(error)
         if isinstance(error, ContextLengthError):
-            length = self.answerer.max_model_len
-            of_tokens = "" if length is None else f" of {length} tokens"
+            length = self.chat_model.max_model_len
+            limit = "" if length is None else f" of {length} tokens"
             message = (
-                f"The conversation no longer fits the context{of_tokens}, so there is no answer. "
+                f"The conversation no longer fits the context{limit}, so there is no answer. "
                 "Nothing is lost: /undo takes your message back, /save FILE keeps all, /clear starts over."
             )
         print(f"{console.style('Error:', 'red', sys.stderr)} {message}", file=sys.stderr)
 
 
 class Interrupt:
-    """Handles Ctrl-C while an answer is generated. Does nothing unless `is_caught`.
+    """Handles Ctrl-C (SIGINT) while a reply is generated. Does nothing unless `is_caught`.
 
     Once `is_deferred`, the first press only sets `is_requested`, which is read between two tokens so that no step is
     interrupted. Before that, and at the second press, KeyboardInterrupt is raised: a long prompt takes many steps until
@@ -207,7 +210,7 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         if self._is_caught:
-            self._previous = signal.signal(signal.SIGINT, self._note)
+            self._previous = signal.signal(signal.SIGINT, self._on_signal)
         return self
 
     def __exit__(
@@ -216,7 +219,7 @@ class Interrupt:
         if self._is_caught:
             signal.signal(signal.SIGINT, self._previous)
 
-    def _note(self, signum: int, frame: FrameType | None) -> None:
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self.is_requested or not self.is_deferred:
             raise KeyboardInterrupt
         self.is_requested = True

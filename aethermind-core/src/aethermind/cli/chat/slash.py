@@ -15,23 +15,23 @@ from aethermind.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from aethermind.cli.chat.repl import Repl
 
-__all__ = ["COMMANDS", "Next", "run"]
+__all__ = ["COMMANDS", "NextAction", "run"]
 
 
-class Next(Enum):
-    """What a chat does after a command."""
+class NextAction(Enum):
+    """What the chat does after a command."""
 
     READ = "read"
     ANSWER = "answer"
-    """Answer the last question again."""
-    LEAVE = "leave"
+    """Reply to the last user message."""
+    EXIT = "exit"
 
 
-_BETWEEN = re.compile(r"\s*=\s*|\s+")
-"""Separates a setting's name from its value."""
+_SEPARATOR = re.compile(r"\s*=\s*|\s+")
+"""The separator between a setting's name and its value: spaces, or an equals sign."""
 
 
-def run(repl: Repl, line: str) -> Next:
+def run(repl: Repl, line: str) -> NextAction:
     """Run a command given without its slash. Raises InvalidArgumentError for an unknown one or a bad argument."""
     name, argument = [*re.split(r"\s", line, maxsplit=1), ""][:2]
     command = COMMANDS.get(_ALIASES.get(name, name))
@@ -44,34 +44,36 @@ def run(repl: Repl, line: str) -> Next:
     if command.usage:
         return command.run(repl, argument)
     if argument:
-        raise InvalidArgumentError(f"/{name} takes no argument, got {_shortened(argument)!r}.")
+        raise InvalidArgumentError(f"/{name} takes no argument, got {_truncated(argument)!r}.")
     return command.run(repl)
 
 
-def _help(repl: Repl) -> Next:
+def _help(repl: Repl) -> NextAction:
     rows = [(f"/{name} {command.usage}".rstrip(), command.help) for name, command in COMMANDS.items()]
-    repl.say(console.columns(rows))
-    repl.say('  """ begins and ends a message of several lines; pasted lines are one message. Ctrl-C stops an answer.')
-    return Next.READ
+    repl.print_note(console.columns(rows))
+    repl.print_note(
+        '  """ begins and ends a message of several lines; pasted lines are one message. Ctrl-C stops an answer.'
+    )
+    return NextAction.READ
 
 
-def _system(repl: Repl, argument: str) -> Next:
+def _system(repl: Repl, argument: str) -> NextAction:
     if argument:
         repl.conversation.system = None if argument == "none" else argument
-    repl.say(f"[system: {repl.conversation.system or 'none'}]")
-    return Next.READ
+    repl.print_note(f"[system: {repl.conversation.system or 'none'}]")
+    return NextAction.READ
 
 
-def _set(repl: Repl, argument: str) -> Next:
+def _set(repl: Repl, argument: str) -> NextAction:
     if not argument:
-        repl.say(console.columns((key, _shown(value)) for key, value in repl.shown_settings().items()))
-        return Next.READ
-    name, *value = _BETWEEN.split(argument, maxsplit=1)
+        repl.print_note(console.columns((key, _shown(value)) for key, value in repl.shown_settings().items()))
+        return NextAction.READ
+    name, *value = _SEPARATOR.split(argument, maxsplit=1)
     if not "".join(value):
         raise InvalidArgumentError(f"A value is missing: /set {name} VALUE; /set alone shows all.")
     changed = repl.conversation.set(name, parse_setting(value[0]))
-    repl.say(f"[{changed}: {_shown(repl.shown_settings()[changed])}]")
-    return Next.READ
+    repl.print_note(f"[{changed}: {_shown(repl.shown_settings()[changed])}]")
+    return NextAction.READ
 
 
 def _shown(value: object) -> str:
@@ -80,46 +82,46 @@ def _shown(value: object) -> str:
     return ", ".join(map(repr, value)) if isinstance(value, tuple) else str(value)
 
 
-def _shortened(text: str, num_chars: int = 60) -> str:
+def _truncated(text: str, num_chars: int = 60) -> str:
     line = " ".join(text.split())
     return line if len(line) <= num_chars else line[: num_chars - 1] + "…"
 
 
-def _regen(repl: Repl) -> Next:
-    repl.conversation.retract_answer()
-    return Next.ANSWER
+def _regen(repl: Repl) -> NextAction:
+    repl.conversation.remove_reply()
+    return NextAction.ANSWER
 
 
-def _edit(repl: Repl, argument: str) -> Next:
-    question = repl.conversation.question
-    text = argument or repl.reader.edit(question)
-    if not text or text.isspace() or text == question:
-        repl.say("[unchanged]")
-        return Next.READ
+def _edit(repl: Repl, argument: str) -> NextAction:
+    message = repl.conversation.last_user_message
+    text = argument or repl.reader.edit(message)
+    if not text or text.isspace() or text == message:
+        repl.print_note("[unchanged]")
+        return NextAction.READ
     repl.conversation.edit(text)
-    return Next.ANSWER
+    return NextAction.ANSWER
 
 
-def _undo(repl: Repl) -> Next:
-    repl.say(f"[took back: {_shortened(repl.conversation.undo())}]")
-    return Next.READ
+def _undo(repl: Repl) -> NextAction:
+    repl.print_note(f"[took back: {_truncated(repl.conversation.undo())}]")
+    return NextAction.READ
 
 
-def _save(repl: Repl, argument: str) -> Next:
+def _save(repl: Repl, argument: str) -> NextAction:
     path = save_conversation(repl.conversation, _file(argument, "save"))
-    repl.say(f"[saved {len(repl.conversation.messages)} messages to {path}]")
-    return Next.READ
+    repl.print_note(f"[saved {len(repl.conversation.messages)} messages to {path}]")
+    return NextAction.READ
 
 
-def _load(repl: Repl, argument: str) -> Next:
+def _load(repl: Repl, argument: str) -> NextAction:
     loaded = load_conversation(_file(argument, "load"), repl.conversation)
     origin = f", which were answered by {loaded.model}" if loaded.model != repl.conversation.model else ""
     loaded.model = repl.conversation.model
     repl.conversation = loaded
-    repl.say(f"[loaded {len(loaded.messages)} messages{origin}]")
+    repl.print_note(f"[loaded {len(loaded.messages)} messages{origin}]")
     if loaded.messages:
-        repl.say(f"[last: {_shortened(loaded.messages[-1].content)}]")
-    return Next.READ
+        repl.print_note(f"[last: {_truncated(loaded.messages[-1].content)}]")
+    return NextAction.READ
 
 
 def _file(argument: str, name: str) -> str:
@@ -128,22 +130,22 @@ def _file(argument: str, name: str) -> str:
     return argument
 
 
-def _clear(repl: Repl) -> Next:
+def _clear(repl: Repl) -> NextAction:
     repl.conversation.clear()
-    repl.say("[cleared; system prompt and settings are kept]")
-    return Next.READ
+    repl.print_note("[cleared; system prompt and settings are kept]")
+    return NextAction.READ
 
 
-def _stats(repl: Repl) -> Next:
-    repl.say(console.columns(repl.statistics.rows(repl.conversation, repl.answerer.max_model_len)))
-    return Next.READ
+def _stats(repl: Repl) -> NextAction:
+    repl.print_note(console.columns(repl.statistics.rows(repl.conversation, repl.chat_model.max_model_len)))
+    return NextAction.READ
 
 
 class _Command(NamedTuple):
     usage: str
     """Placeholder of the argument; empty if there is none."""
     help: str
-    run: Callable[..., Next]
+    run: Callable[..., NextAction]
 
 
 COMMANDS = {
@@ -157,10 +159,10 @@ COMMANDS = {
     "load": _Command("FILE", "continue a saved conversation", _load),
     "clear": _Command("", "start over", _clear),
     "stats": _Command("", "show token counts, reused tokens and the context", _stats),
-    "exit": _Command("", "leave; so do /quit, /bye, a bare exit or quit, and Ctrl-D", lambda _: Next.LEAVE),
-    "quit": _Command("", "leave", lambda _: Next.LEAVE),
+    "exit": _Command("", "leave; so do /quit, /bye, a bare exit or quit, and Ctrl-D", lambda _: NextAction.EXIT),
+    "quit": _Command("", "leave", lambda _: NextAction.EXIT),
 }
-"""By name, in the order of /help."""
+"""The commands by name, in the order of /help."""
 
 _ALIASES = {"?": "help", "bye": "exit"}
-"""Names of commands in other programs."""
+"""Names that the commands have in other programs."""

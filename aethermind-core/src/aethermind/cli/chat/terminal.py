@@ -18,13 +18,14 @@ __all__ = ["WrappingWriter", "hangup_exits", "typed_history", "without_echo"]
 
 
 _PIECES = re.compile(r"\n|[^\S\n]+|\S+")
+"""A newline, spaces, or a part of a word."""
 _CODE_FENCE = ("```", "~~~")
 _INDENTED = ("    ", "\t")
 
 
 @contextmanager
 def without_echo(stream: TextIO) -> Iterator[None]:
-    """Turn off the echo of typed keys, which would appear within the answer. The next prompt shows them."""
+    """Turn off the echo of typed keys, which would appear within the reply. The next prompt shows them."""
     try:
         import termios
 
@@ -33,9 +34,9 @@ def without_echo(stream: TextIO) -> Iterator[None]:
     except (ImportError, OSError, ValueError, termios.error):
         yield
         return
-    quiet = before[:]
-    quiet[3] &= ~termios.ECHO
-    termios.tcsetattr(number, termios.TCSADRAIN, quiet)
+    changed = before[:]
+    changed[3] &= ~termios.ECHO
+    termios.tcsetattr(number, termios.TCSADRAIN, changed)
     try:
         yield
     finally:
@@ -79,7 +80,7 @@ class WrappingWriter(TextWriter):
         super()._write("".join(self._wrapped(piece, num_columns) for piece in _PIECES.findall(part)))
 
     def _wrapped(self, piece: str, num_columns: int) -> str:
-        """A newline, space or part of a word, preceded by what moves the word to the next line if it does not fit."""
+        """Return a piece of text, after the control sequence that moves its word to the next line if it must wrap."""
         if piece == "\n":
             self._is_fenced ^= self._line.lstrip().startswith(_CODE_FENCE)
             self._line = self._word = ""

@@ -60,7 +60,7 @@ class PackageNames:
 
 
 class PackageKind(StrEnum):
-    """The kinds by their names on the command line; each has a folder below `templates`."""
+    """The kinds of packages, by the command line's names; each has a folder below `templates`."""
 
     BACKEND = "backend"
     MODEL = "model"
@@ -72,7 +72,7 @@ class PackageKind(StrEnum):
 class KindInfo(NamedTuple):
     """A kind of package: its title, the requirements of its tests, and commands that use it.
 
-    `claimed` is the name that the package will register, `taken` the names that are registered already.
+    `claimed` returns the name that the package will register, `taken` the names that are registered already.
     """
 
     title: str

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aethermind.engine.kv_offload.health import KVStoreStats
-from aethermind.hal.usage import DeviceUsage
+from aethermind.hal.device import DeviceUsage
 
 if TYPE_CHECKING:
     from aethermind.engine.engine import Engine

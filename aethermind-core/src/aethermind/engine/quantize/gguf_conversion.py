@@ -22,7 +22,7 @@ from aethermind.checkpoint.remapped import pair_order
 from aethermind.engine.quantize.gguf_model import GgufModel, GgufTensor, MetadataEntry, requantised_file
 from aethermind.engine.quantize.matrices import dense_values, find_matrices
 from aethermind.errors import ConfigError, InvalidArgumentError, TokenizerError
-from aethermind.first_party import pip_install
+from aethermind.first_party import pip_install_command
 from aethermind.model.gguf_source import GgufSource
 from aethermind.model.rope import RopeConfig, inverse_frequencies
 from aethermind.text.chat_templates import DEFAULT_TEMPLATE
@@ -61,7 +61,7 @@ def plan_gguf(compiled: CompiledModel, runtime: Runtime, format: GgufFormat) -> 
         import gguf  # noqa: F401
     except ImportError:
         raise InvalidArgumentError(
-            f"GGUF is written with the gguf library. Install it with `{pip_install('aethermind-core[gguf]')}`."
+            f"GGUF is written with the gguf library. Install it with `{pip_install_command('aethermind-core[gguf]')}`."
         ) from None
     if isinstance(compiled.source, GgufSource):
         return requantised_file(compiled, compiled.source, format)

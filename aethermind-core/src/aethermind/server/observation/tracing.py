@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind import __version__
 from aethermind.errors import SettingsError
-from aethermind.first_party import pip_install
+from aethermind.first_party import pip_install_command
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -47,7 +47,7 @@ def open_tracing(endpoint: str) -> Tracing:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise SettingsError(f"Tracing needs {error.name}. Run `{pip_install('aethermind[otel]')}`.") from None
+        raise SettingsError(f"Tracing needs {error.name}. Run `{pip_install_command('aethermind[otel]')}`.") from None
     name = os.environ.get("OTEL_SERVICE_NAME", "aethermind")
     provider = TracerProvider(resource=Resource.create({"service.name": name, "service.version": __version__}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aethermind.cli.bench.serve.metrics import BenchmarkMetrics, LatencyObjectives, RequestOutcome
-from aethermind.cli.bench.serve.report import as_record, as_text
+from aethermind.cli.bench.serve.metrics import BenchmarkMetrics, LatencyObjectives, RequestOutcome, as_record, as_text
 
 SECONDS = st.floats(0.001, 100.0)
 FAILURES = st.sampled_from(["timeout", "HTTP 429", "cut off"])

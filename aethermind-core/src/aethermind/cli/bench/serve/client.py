@@ -40,8 +40,8 @@ async def measure(
 ) -> None:
     """Send the requests and record their outcomes in `test`.
 
-    `concurrency` requests are open at a time, or with None each is sent at its arrival. `limit_s` is the time limit of
-    an answer in seconds. Raises InvalidArgumentError, before any request is sent, if the server accepts none.
+    `concurrency` requests are open at a time; with None, each is sent at its arrival time. `limit_s` is the time limit
+    of a response in seconds. Raises InvalidArgumentError, before any request is sent, if the server accepts none.
     """
 
     def record(outcome: RequestOutcome) -> None:
@@ -71,7 +71,7 @@ async def measure(
 
 
 Send = Callable[["BenchRequest", float | None], Awaitable["RequestOutcome"]]
-"""Sends one request. The second argument is when it was due, by `time.perf_counter`; None is now."""
+"""Sends one request. The second argument is the time at which it was due, by `time.perf_counter`; None for now."""
 
 
 async def send_all(
@@ -81,28 +81,28 @@ async def send_all(
     concurrency: int | None,
     on_outcome: Callable[[RequestOutcome], None],
 ) -> None:
-    """Send all requests, `concurrency` at a time, or with None each at its arrival (an open loop)."""
+    """Send all requests: `concurrency` at a time (closed loop), or with None each at its arrival time (open loop)."""
     async with asyncio.TaskGroup() as group:
         if concurrency is not None:
             waiting = iter(requests)
             for _ in range(min(concurrency, len(requests))):
-                group.create_task(_one_after_another(waiting, send, on_outcome))
+                group.create_task(_send_in_turn(waiting, send, on_outcome))
             return
         start_s = time.perf_counter()
         for request in requests:
             due_s = start_s + (request.arrival_s or 0.0)
             await asyncio.sleep(max(due_s - time.perf_counter(), 0.0))
-            group.create_task(_one(request, due_s, send, on_outcome))
+            group.create_task(_send_one(request, due_s, send, on_outcome))
 
 
-async def _one_after_another(
+async def _send_in_turn(
     waiting: Iterator[BenchRequest], send: Send, on_outcome: Callable[[RequestOutcome], None]
 ) -> None:
     for request in waiting:
-        await _one(request, None, send, on_outcome)
+        await _send_one(request, None, send, on_outcome)
 
 
-async def _one(
+async def _send_one(
     request: BenchRequest, due_s: float | None, send: Send, on_outcome: Callable[[RequestOutcome], None]
 ) -> None:
     on_outcome(await send(request, due_s))
@@ -114,7 +114,7 @@ _PROBE = BenchRequest(None, 4, 2, "trial")
 
 @dataclass(frozen=True, slots=True)
 class RequestFormat:
-    """The fields of a request. Servers differ in what they accept; the first format is the most exact."""
+    """The optional fields that requests have, since servers differ: token ids, `ignore_eos`, usage in streams."""
 
     has_token_ids: bool
     ignores_eos: bool
@@ -122,9 +122,9 @@ class RequestFormat:
 
     @classmethod
     def all_of(cls, endpoint: str) -> Iterator[RequestFormat]:
-        """The formats to try, in order; chats have text only."""
+        """Return the formats in the order to try, the most exact first; chats have no token ids."""
         prompts = (True, False) if endpoint == "completions" else (False,)
-        return (cls(*choices) for choices in product(prompts, (True, False), (True, False)))
+        return (cls(*fields) for fields in product(prompts, (True, False), (True, False)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +154,9 @@ class Target:
         return body
 
     async def send(self, request: BenchRequest, due_s: float | None, limit_s: float) -> RequestOutcome:
-        """Send a request and read its answer to the end.
+        """Send a request and read its response to the end.
 
-        `due_s` is when it was due, by `time.perf_counter`; None is now.
+        `due_s` is the time at which it was due, by `time.perf_counter`; None for now.
         """
         body = self.body(request)
         outcome = RequestOutcome(time.perf_counter() if due_s is None else due_s, request.num_prompt_tokens)
@@ -175,7 +175,7 @@ def connect(url: str, api_key: str | None) -> httpx.AsyncClient:
 
 
 async def find_target(client: httpx.AsyncClient, model: str | None, endpoint: str) -> Target:
-    """The target for a model, the first one for None. InvalidArgumentError if the server accepts no format."""
+    """Return the target for a model, by default the server's first. InvalidArgumentError if it accepts no format."""
     name = await _model(client, model)
     for form in RequestFormat.all_of(endpoint):
         target = Target(client, name, endpoint, form)
@@ -190,8 +190,8 @@ async def find_target(client: httpx.AsyncClient, model: str | None, endpoint: st
     )
 
 
-async def _model(client: httpx.AsyncClient, asked: str | None) -> str:
-    return str(choose_model(client, await _request(client, "GET", "/v1/models"), asked)["id"])
+async def _model(client: httpx.AsyncClient, model: str | None) -> str:
+    return str(choose_model(client, await _request(client, "GET", "/v1/models"), model)["id"])
 
 
 async def _request(client: httpx.AsyncClient, method: str, path: str, body: Any = None) -> httpx.Response:
@@ -206,7 +206,7 @@ async def _request(client: httpx.AsyncClient, method: str, path: str, body: Any 
 async def send_once(
     client: httpx.AsyncClient, path: str, body: dict[str, Any], outcome: RequestOutcome, limit_s: float
 ) -> None:
-    """Send a request and record its answer; an error is recorded as the kind of failure."""
+    """Send a request and record its response in `outcome`; an error is recorded as the kind of failure."""
     try:
         async with asyncio.timeout(limit_s), client.stream("POST", path, json=body) as response:
             if response.status_code == 200:
@@ -226,11 +226,11 @@ async def send_once(
 
 
 async def _record(response: httpx.Response, outcome: RequestOutcome) -> None:
-    is_whole = False
+    is_complete = False
     usage: dict[str, Any] = {}
     async for now, data in _events(response):
         if data == b"[DONE]":
-            is_whole = True
+            is_complete = True
             break
         event = json.loads(data)
         if "error" in event:
@@ -240,17 +240,17 @@ async def _record(response: httpx.Response, outcome: RequestOutcome) -> None:
         usage = event.get("usage") or usage
         for choice in event.get("choices") or ():
             is_end = choice.get("finish_reason") is not None
-            is_whole = is_whole or is_end
+            is_complete = is_complete or is_end
             if text_of(choice) or (is_end and not outcome.chunk_times_s):
                 outcome.chunk_times_s.append(now)
     outcome.num_output_tokens = usage.get("completion_tokens") or len(outcome.chunk_times_s)
     outcome.num_prompt_tokens = usage.get("prompt_tokens") or outcome.num_prompt_tokens
-    if not is_whole or not outcome.chunk_times_s:
+    if not is_complete or not outcome.chunk_times_s:
         outcome.failure = "cut off"
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[tuple[float, bytes]]:
-    """The events' data, each with its arrival time."""
+    """Yield the data of each server-sent event with its arrival time."""
     parser = EventParser()
     async for chunk in response.aiter_bytes():
         now = time.perf_counter()

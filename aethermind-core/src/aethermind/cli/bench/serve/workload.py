@@ -27,7 +27,7 @@ _WORDS = (
 class BenchRequest:
     """One request of the workload.
 
-    `arrival_s` is in seconds from the start; None is as soon as another request has been answered. `hash_ids` identify
+    `arrival_s` is in seconds from the start; None for as soon as another request has been answered. `hash_ids` identify
     the blocks of `block_tokens` tokens that the prompt begins with: equal ids have equal content. `extra` holds further
     fields of the request.
     """
@@ -41,14 +41,14 @@ class BenchRequest:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def token_ids(self) -> list[int]:
-        """The prompt's token ids, which are the same for equal requests and differ between others."""
+        """Return the prompt's token ids, which depend on `seed`, `hash_ids` and lengths only."""
         blocks = [Random(f"piece {hash_id}").randbytes(self.block_tokens) for hash_id in self.hash_ids]
         content = b"".join(blocks)[: self.num_prompt_tokens]
         content += Random(self.seed).randbytes(self.num_prompt_tokens - len(content))
         return [_FIRST_ID + byte for byte in content]
 
     def text(self) -> str:
-        """The prompt as words, about one per token."""
+        """Return the prompt as text, about one word per token."""
         return " ".join(_WORDS[token_id % len(_WORDS)] for token_id in self.token_ids())
 
 

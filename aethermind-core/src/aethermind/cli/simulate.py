@@ -1,9 +1,12 @@
-"""`aethermind simulate`: replays a trace under each policy and prints their metrics."""
+"""`aethermind simulate`: replays a trace under several scheduling policies; metrics as a table, JSON and a plot."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +15,8 @@ import typer
 from aethermind.cli import console, options
 from aethermind.cli.flags import is_on_command_line, with_settings
 from aethermind.cli.options import check_numbers, check_sizes
-from aethermind.cli.output_files import check_plot
-from aethermind.cli.simulate.report import draw, print_table
+from aethermind.cli.output_files import COLORS, check_plot
+from aethermind.cli.output_files import plot as new_plot
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -139,9 +142,9 @@ def simulate(
     if as_json:
         console.print_json(report)
     else:
-        print_table(report)
+        _print_table(report)
     if plot is not None:
-        draw(runs, plot)
+        _plot_runs(runs, plot)
 
 
 def _check_share(share: float) -> None:
@@ -150,7 +153,7 @@ def _check_share(share: float) -> None:
 
 
 def _check_cost_options(ctx: typer.Context, cost_model: Path | None, calibrate: str | None) -> None:
-    """InvalidArgumentError for two sources of costs, or for options of a model that is not measured."""
+    """Raise InvalidArgumentError for two sources of costs, and for options of a model without `--calibrate`."""
     if cost_model is not None and calibrate is not None:
         raise InvalidArgumentError("Both --cost-model and --calibrate say what a step costs; pass one of them.")
     if calibrate is None and (unused := [name for name in ("device", "load_format") if is_on_command_line(ctx, name)]):
@@ -179,7 +182,7 @@ def _run(
 
 
 def _record(run: SimulationResult, costs: StepCosts, budget: StepBudget) -> dict[str, Any]:
-    """A run's metrics, for JSON; unknown values are null."""
+    """Return the metrics of a run, for JSON; unknown values are None."""
     from aethermind.engine.simulation import SimulationReport
 
     record: dict[str, Any] = console.without_nan(asdict(SimulationReport.of(run, costs, budget.max_num_batched_tokens)))
@@ -194,7 +197,7 @@ def _costs(
     load_format: str,
     budget: StepBudget,
 ) -> StepCosts:
-    """The costs of a file, or measured with a model, or else the default ones."""
+    """Return the costs of steps: those of a file, measured with a model, or the default ones."""
     from aethermind.engine.simulation import StepCosts, read_costs
 
     if calibrate is not None:
@@ -217,3 +220,125 @@ def _measured(runtime: Runtime, model: str, device: str, load_format: str, budge
     )
     with closing(llm):
         return measure_costs(llm.engine)
+
+
+def _print_table(report: dict[str, Any]) -> None:
+    """Print the simulated workload and the metrics of each policy."""
+    costs = report["costs"]
+    print(
+        f"{report['num_requests']} requests in {report['duration_s']:.0f} s, {report['max_num_seqs']} sequences and "
+        f"{report['max_num_batched_tokens']} tokens a step at most, {report['num_kv_blocks']} blocks of "
+        f"{report['block_size']} tokens"
+    )
+    print(
+        f"A step takes {_time(costs['fixed_s'])} + {_time(costs['prefill_token_s'])} a prompt token + "
+        f"{_time(costs['decode_sequence_s'])} a decode + {_time(costs['context_token_s'])} a token of context"
+    )
+    policies = report["policies"]
+    rows = [("", *policies)]
+    for title, show in _ROWS:
+        rows.append((title, *(show(record) for record in policies.values())))
+    first, *rest = console.columns(rows, indent="").splitlines()
+    print("\n".join([console.style(first, "bold", sys.stdout), *rest]))
+    num_rejected = max(record["num_rejected"] for record in policies.values())
+    if num_rejected:
+        print(
+            f"{num_rejected} of {report['num_requests']} requests need more tokens than the "
+            f"{report['num_kv_blocks'] * report['block_size']} that the KV cache holds, and were rejected; raise "
+            "--num-kv-blocks."
+        )
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def _latency(name: str) -> Any:
+    return lambda record: " / ".join(_time(record[name][key]) for key in ("p50", "p90", "p99"))
+
+
+def _share(name: str) -> Any:
+    return lambda record: "-" if record[name] is None else f"{record[name]:.1%}"
+
+
+_ROWS = (
+    ("first token, p50/p90/p99", _latency("ttft")),
+    ("  of urgent requests", _latency("urgent_ttft")),
+    ("between tokens", _latency("tpot")),
+    ("whole answer", _latency("e2e")),
+    ("in time", _share("in_time")),
+    ("fairness (Jain)", lambda record: "-" if record["fairness"] is None else f"{record['fairness']:.3f}"),
+    ("engine busy", _share("utilisation")),
+    ("running, mean", lambda record: f"{record['mean_running']:.1f}"),
+    ("waiting, mean / most", lambda record: f"{record['mean_waiting']:.1f} / {record['max_waiting']}"),
+    ("KV cache in use", _share("mean_kv_usage")),
+    ("prompt tokens reused", _share("cached_share")),
+    ("preemptions", lambda record: str(record["num_preemptions"])),
+    ("rejected", lambda record: str(record["num_rejected"])),
+    ("output tokens/s", lambda record: f"{record['output_tokens_per_s']:.0f}"),
+)
+
+
+_NUM_SIZE_CLASSES = 4
+_NUM_INTERVALS = 100
+
+
+def _plot_runs(runs: Mapping[str, SimulationResult], path: Path) -> None:
+    """Plot the distribution of TTFT, the queue's length over time, and TTFT by size of request, for each policy."""
+    with new_plot(path, num_axes=3) as (figure, (left, middle, right)):
+        for index, (name, run) in enumerate(runs.items()):
+            color = COLORS[index % len(COLORS)]
+            _plot_ttft(left, run, name, color)
+            middle.plot(*_mean_queue(run), color=color, linewidth=1.5)
+            _plot_ttft_by_size(right, run, index, len(runs), color)
+        left.set(title="Time to first token", xlabel="seconds", ylabel="share of requests", xscale="log", ylim=(0, 1))
+        middle.set(title="Requests waiting", xlabel="minutes", ylabel="requests", ylim=(0, None))
+        right.set(title="Time to first token by size of request, p90", ylabel="seconds")
+        right.set_xticks(range(_NUM_SIZE_CLASSES), ["shortest ¼", "2nd", "3rd", "longest ¼"])
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(runs), frameon=False)
+
+
+def _plot_ttft(axes: Any, run: SimulationResult, name: str, color: str) -> None:
+    waits = sorted(
+        record.first_token_s - record.trace.arrival_s for record in run.records if record.first_token_s is not None
+    )
+    step = max(len(waits) // 200, 1)  # no more points than the plot can resolve
+    shares = [(index + 1) / len(waits) for index in range(len(waits))]
+    axes.plot(waits[::step] or [0.0], shares[::step] or [0.0], color=color, linewidth=2, label=name)
+
+
+def _mean_queue(run: SimulationResult) -> tuple[list[float], list[float]]:
+    """Return times in minutes, and the mean number of waiting requests in _NUM_INTERVALS intervals of equal length."""
+    interval_s = max(run.makespan_s, 1e-9) / _NUM_INTERVALS
+    request_seconds = [0.0] * (_NUM_INTERVALS + 1)
+    ends = [*(time for time, _ in run.queue_lengths[1:]), run.makespan_s]
+    for (start, length), end in zip(run.queue_lengths, ends, strict=True):
+        while start < end:
+            index = min(int(start / interval_s), _NUM_INTERVALS - 1)
+            interval_end = end if index == _NUM_INTERVALS - 1 else min(end, (index + 1) * interval_s)
+            request_seconds[index] += length * (interval_end - start)
+            if interval_end <= start:
+                break
+            start = interval_end
+    minutes = [(index + 0.5) * interval_s / 60 for index in range(_NUM_INTERVALS)]
+    return minutes, [total / interval_s for total in request_seconds[:_NUM_INTERVALS]]
+
+
+def _plot_ttft_by_size(axes: Any, run: SimulationResult, index: int, count: int, color: str) -> None:
+    from aethermind.engine.simulation import percentile
+
+    done = sorted(
+        (record.trace.num_prompt_tokens + record.trace.num_output_tokens, record.first_token_s - record.trace.arrival_s)
+        for record in run.records
+        if record.first_token_s is not None
+    )
+    bounds = [len(done) * part // _NUM_SIZE_CLASSES for part in range(_NUM_SIZE_CLASSES + 1)]
+    heights = [percentile([wait for _, wait in done[start:end]], 90) for start, end in pairwise(bounds)]
+    width = 0.8 / count
+    places = [part - 0.4 + width * (index + 0.5) for part in range(_NUM_SIZE_CLASSES)]
+    axes.bar(places, heights, width=width * 0.9, color=color)

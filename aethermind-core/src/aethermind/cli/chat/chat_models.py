@@ -1,4 +1,4 @@
-"""What answers a chat: a model loaded in this process, or one behind a URL."""
+"""The model of a chat: loaded in this process, or that of a server with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from aethermind.cli.chat.conversation import Conversation
     from aethermind.llm import LLM
 
-__all__ = ["Answerer", "ChatReply", "LocalAnswerer", "ServerAnswerer"]
+__all__ = ["ChatModel", "ChatReply", "LocalChatModel", "ServerChatModel"]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """An answer so far. `finish_reason` is None until it is complete; counts that are unknown are 0, but deltas
-    count as output tokens.
+    """A reply so far. `finish_reason` is None until it is complete.
 
-    `seed` reproduces the answer; None for a greedy one, and where a server chose the seed. `ttft_s` is the time to its
-    first token and `decode_s` the time since, in seconds.
+    Counts that a server does not report are 0, but its deltas count as output tokens. `seed` reproduces the reply; None
+    for greedy sampling, and if a server chose the seed. `ttft_s` is the time to the first token and `decode_s` the time
+    from then on, in seconds.
     """
 
     text: str
@@ -54,22 +54,22 @@ class ChatReply:
         return (self.num_output_tokens - 1) / self.decode_s if self.num_output_tokens > 1 and self.decode_s else None
 
 
-class Answerer(Protocol):
-    """Answers a conversation."""
+class ChatModel(Protocol):
+    """Generates the replies of a conversation."""
 
     max_model_len: int | None
-    """The longest conversation in tokens; None if that is not known, or a context shift shortens what is longer."""
+    """The maximum length of a conversation in tokens; None if it is unknown, or if the engine shifts the context."""
     interrupts_between_tokens: bool
-    """Whether an answer may be interrupted only between two tokens."""
+    """Whether a reply may be interrupted only between two tokens."""
     default_settings: str | None
-    """What applies where a conversation has no setting, such as `the server's`; None if it has all of them."""
+    """The origin of settings that a conversation does not set, such as `the server's`; None if it sets all of them."""
 
-    def answer(self, conversation: Conversation, attempt: int) -> Generator[ChatReply, None, None]:
-        """Yield the answer to the last question after each token, whole so far. Closing the generator aborts it."""
+    def reply(self, conversation: Conversation, attempt: int) -> Generator[ChatReply, None, None]:
+        """Yield the reply so far to the last user message, after each token. Closing the generator aborts it."""
         ...
 
 
-class LocalAnswerer:
+class LocalChatModel:
     """A model that runs in this process."""
 
     interrupts_between_tokens = True
@@ -82,8 +82,8 @@ class LocalAnswerer:
         self._chat_template = chat_template
         self._adapter = adapter
 
-    def answer(self, conversation: Conversation, attempt: int) -> Generator[ChatReply, None, None]:
-        """Answer; keys and values of earlier turns come from the prefix cache."""
+    def reply(self, conversation: Conversation, attempt: int) -> Generator[ChatReply, None, None]:
+        """Yield the reply so far; keys and values of earlier turns come from the prefix cache."""
         params = conversation.params(attempt)
         prompt, template = conversation.prompt(), self._chat_template
         stream = self._llm.stream_chat(
@@ -109,12 +109,12 @@ class LocalAnswerer:
                 )
 
 
-_THOUGHT_BEGINS, _THOUGHT_ENDS = "<think>\n", "\n</think>\n\n"
-"""Marks around reasoning in the text of a model; servers send reasoning in a field of its own."""
+_REASONING_START, _REASONING_END = "<think>\n", "\n</think>\n\n"
+"""What a model writes around its reasoning; servers send reasoning in another field than the content."""
 
 
-class ServerAnswerer:
-    """A model behind a server with OpenAI's API. Close it at the end. Needs httpx."""
+class ServerChatModel:
+    """The model of a server with OpenAI's API. Close it at the end. Needs httpx."""
 
     interrupts_between_tokens = False
     default_settings: str | None = "the server's"
@@ -129,17 +129,17 @@ class ServerAnswerer:
         except httpx.HTTPError as error:
             raise connection_error(self._client, error) from None
         check_key(self._client, response)
-        described = choose_model(self._client, response, model)
-        self.model = str(described["id"])
-        length = described.get("max_model_len")
+        entry = choose_model(self._client, response, model)
+        self.model = str(entry["id"])
+        length = entry.get("max_model_len")
         self.max_model_len = length if isinstance(length, int) else None
 
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
 
-    def answer(self, conversation: Conversation, attempt: int) -> Generator[ChatReply, None, None]:
-        """Answer. Closing the generator closes the connection, which makes the server abort the request."""
+    def reply(self, conversation: Conversation, attempt: int) -> Generator[ChatReply, None, None]:
+        """Yield the reply so far. Closing the generator closes the connection; the server then aborts the request."""
         import httpx
 
         body = self._body(conversation, attempt)
@@ -170,29 +170,29 @@ class ServerAnswerer:
 
 
 class _TextAccumulator:
-    """The text of a streamed answer, with reasoning between its marks. Mutable."""
+    """The text of a streamed reply, with reasoning between `<think>` and `</think>`. Mutable."""
 
     def __init__(self) -> None:
         self.text = ""
-        self._is_thinking = False
+        self._is_reasoning = False
 
     def add(self, delta: dict[str, Any]) -> bool:
         """Append the text of a delta; returns whether it had any."""
-        thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+        reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
         content = delta.get("content") or ""
-        if thought:
-            self.text += thought if self._is_thinking else _THOUGHT_BEGINS + thought
-            self._is_thinking = True
+        if reasoning:
+            self.text += reasoning if self._is_reasoning else _REASONING_START + reasoning
+            self._is_reasoning = True
         if content:
-            self.text += _THOUGHT_ENDS + content if self._is_thinking else content
-            self._is_thinking = False
-        return bool(thought or content)
+            self.text += _REASONING_END + content if self._is_reasoning else content
+            self._is_reasoning = False
+        return bool(reasoning or content)
 
 
 def _replies(response: httpx.Response, sent_s: float, seed: int | None) -> Iterator[ChatReply]:
     first_s: float | None = None
     last_s = 0.0
-    answer, num_deltas = _TextAccumulator(), 0
+    accumulator, num_deltas = _TextAccumulator(), 0
     reason: str | None = None
     usage: dict[str, Any] = {}
     for event in _events(response):
@@ -202,15 +202,15 @@ def _replies(response: httpx.Response, sent_s: float, seed: int | None) -> Itera
         usage = event.get("usage") or usage
         for choice in event.get("choices") or ():
             reason = choice.get("finish_reason") or reason
-            if answer.add(choice.get("delta") or {}):
+            if accumulator.add(choice.get("delta") or {}):
                 last_s = time.perf_counter()
                 first_s = last_s if first_s is None else first_s
                 num_deltas += 1
-                yield ChatReply(answer.text)
+                yield ChatReply(accumulator.text)
     if reason is None:
         raise EngineDeadError("The server ended the answer in the middle; /regen asks again.")
     yield ChatReply(
-        answer.text,
+        accumulator.text,
         reason,
         usage.get("prompt_tokens") or 0,
         (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
