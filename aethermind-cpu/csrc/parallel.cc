@@ -16,19 +16,24 @@ constexpr SpinPolicy kIdleSpin{.num_pauses = 50, .num_yields = 300};
 // With more workers than cores, a spinning worker takes a core from one with work to do.
 constexpr SpinPolicy kOversubscribedSpin{.num_pauses = 20, .num_yields = 20};
 
-void require_team(int num_workers, const std::vector<CpuSet>& cpu_sets) {
+void require_length(size_t length, int num_workers, const char* what) {
+  if (length != 0 && length != static_cast<size_t>(num_workers))
+    throw std::invalid_argument("a team of " + std::to_string(num_workers) + " workers needs as many " + what +
+                                ", not " + std::to_string(length));
+}
+
+void require_team(int num_workers, const std::vector<CpuSet>& cpu_sets, const std::vector<int>& nodes) {
   if (num_workers < 1)
     throw std::invalid_argument("a team needs at least one worker, not " + std::to_string(num_workers));
-  if (!cpu_sets.empty() && cpu_sets.size() != static_cast<size_t>(num_workers))
-    throw std::invalid_argument("a team of " + std::to_string(num_workers) + " workers needs as many CPU sets, not " +
-                                std::to_string(cpu_sets.size()));
+  require_length(cpu_sets.size(), num_workers, "CPU sets");
+  require_length(nodes.size(), num_workers, "nodes");
 }
 
 }  // namespace
 
-Team::Team(int num_workers, std::vector<CpuSet> cpu_sets) {
-  require_team(num_workers, cpu_sets);
-  start(num_workers, std::move(cpu_sets));
+Team::Team(int num_workers, std::vector<CpuSet> cpu_sets, std::vector<int> nodes) {
+  require_team(num_workers, cpu_sets, nodes);
+  start(num_workers, std::move(cpu_sets), std::move(nodes));
 }
 
 Team::~Team() {
@@ -36,12 +41,12 @@ Team::~Team() {
   stop();
 }
 
-void Team::set_num_workers(int num_workers, std::vector<CpuSet> cpu_sets) {
-  require_team(num_workers, cpu_sets);
+void Team::set_num_workers(int num_workers, std::vector<CpuSet> cpu_sets, std::vector<int> nodes) {
+  require_team(num_workers, cpu_sets, nodes);
   const Lock held = acquire();
-  if (num_workers == this->num_workers() && cpu_sets == cpu_sets_) return;
+  if (num_workers == this->num_workers() && cpu_sets == cpu_sets_ && nodes == nodes_) return;
   stop();
-  start(num_workers, std::move(cpu_sets));
+  start(num_workers, std::move(cpu_sets), std::move(nodes));
 }
 
 void Team::pin_caller(uint64_t& pinned) {
@@ -51,13 +56,15 @@ void Team::pin_caller(uint64_t& pinned) {
   pinned = num_starts_.load(std::memory_order_relaxed);
 }
 
-void Team::start(int num_workers, std::vector<CpuSet> cpu_sets) {
+void Team::start(int num_workers, std::vector<CpuSet> cpu_sets, std::vector<int> nodes) {
   const bool is_oversubscribed = num_workers > static_cast<int>(std::thread::hardware_concurrency());
   barrier_policy_ = is_oversubscribed ? kOversubscribedSpin : kBarrierSpin;
   idle_policy_ = is_oversubscribed ? kOversubscribedSpin : kIdleSpin;
   is_stopping_ = false;
   workers_ = std::vector<Worker>(num_workers);
   cpu_sets_ = std::move(cpu_sets);
+  nodes_ = std::move(nodes);
+  form_groups();
   num_starts_.fetch_add(1, std::memory_order_release);
   num_workers_.store(num_workers, std::memory_order_relaxed);
   const uint64_t num_runs_before = num_runs_.value();
@@ -80,9 +87,30 @@ void Team::start(int num_workers, std::vector<CpuSet> cpu_sets) {
     }
   } catch (...) {
     stop();
-    start(1, {});
+    start(1, {}, {});
     throw;
   }
+}
+
+// Consecutive workers of one node are a group; without nodes all workers are.
+void Team::form_groups() {
+  std::vector<int64_t> sizes;
+  for (size_t index = 0; index < workers_.size(); ++index) {
+    if (index == 0 || (!nodes_.empty() && nodes_[index] != nodes_[index - 1])) sizes.push_back(0);
+    workers_[index].group = static_cast<int>(sizes.size()) - 1;
+    ++sizes.back();
+  }
+  groups_ = std::vector<Group>(sizes.size());
+  int64_t first = 0;
+  for (size_t index = 0; index < sizes.size(); ++index) {
+    groups_[index].first = first;
+    groups_[index].num_workers = sizes[index];
+    first += sizes[index];
+  }
+}
+
+void Team::restart_tickets() noexcept {
+  for (Group& group : groups_) group.num_claimed.store(0, std::memory_order_relaxed);
 }
 
 void Team::stop() noexcept {
@@ -105,7 +133,7 @@ void Team::reserve_scratch([[maybe_unused]] const Lock& held, size_t nbytes) {
 
 void Team::run([[maybe_unused]] const Lock& held, Body body, void* context) noexcept {
   assert(held.owns_lock());
-  next_ticket_.store(0, std::memory_order_relaxed);
+  restart_tickets();
   body_ = body;
   context_ = context;
   if (num_workers() > 1) num_runs_.advance();
@@ -139,13 +167,18 @@ void Team::barrier() noexcept {
 }
 
 void Team::next_step() noexcept {
-  arrive_and_wait([this] { next_ticket_.store(0, std::memory_order_relaxed); });
+  arrive_and_wait([this] { restart_tickets(); });
 }
 
 void Team::barrier_of(const am_team* view) noexcept { static_cast<Team*>(view->shared)->barrier(); }
 
+// Ticket t belongs to the group of worker t % num_workers. Kernels that stream a weight give worker w and the tickets
+// that are w modulo num_workers the same rows (`for_each_chunk`), so a node's workers read the rows in its memory alone.
 int64_t Team::claim_of(const am_team* view) noexcept {
-  return static_cast<Team*>(view->shared)->next_ticket_.fetch_add(1, std::memory_order_relaxed);
+  Team* team = static_cast<Team*>(view->shared);
+  Group& group = team->groups_[team->workers_[view->worker].group];
+  const int64_t number = group.num_claimed.fetch_add(1, std::memory_order_relaxed);
+  return number / group.num_workers * view->num_workers + group.first + number % group.num_workers;
 }
 
 void* Team::scratch_of(const am_team* view, int32_t worker) noexcept {

@@ -23,18 +23,19 @@ class Team {
   using Lock = std::unique_lock<std::mutex>;
   using Body = void (*)(void* context, const am_team& view);
 
-  // `cpu_sets` has one set for each worker, or is empty. Throws std::system_error when threads cannot be started,
-  // std::invalid_argument when `num_workers` < 1 or when there is another number of CPU sets.
-  explicit Team(int num_workers, std::vector<CpuSet> cpu_sets = {});
+  // `cpu_sets` has one set for each worker, or is empty. So has `nodes` a NUMA node: workers claim tickets from those of
+  // their node alone (see `claim_of`), and workers of a node have consecutive numbers. Throws std::system_error when
+  // threads cannot be started, std::invalid_argument when `num_workers` < 1 or for lists of another length.
+  explicit Team(int num_workers, std::vector<CpuSet> cpu_sets = {}, std::vector<int> nodes = {});
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
   int num_workers() const noexcept { return num_workers_.load(std::memory_order_relaxed); }
 
-  // Waits for the run in progress, then changes the number of workers and their CPU sets. Throws like the constructor,
-  // and then leaves one worker.
-  void set_num_workers(int num_workers, std::vector<CpuSet> cpu_sets = {});
+  // Waits for the run in progress, then changes the number of workers, their CPU sets and nodes. Throws like the
+  // constructor, and then leaves one worker.
+  void set_num_workers(int num_workers, std::vector<CpuSet> cpu_sets = {}, std::vector<int> nodes = {});
 
   // Pins the calling thread, which is going to call `run` repeatedly, to the CPU set of worker 0. `pinned` belongs to
   // the thread, 0 at first: it identifies the CPU sets that the thread was pinned by.
@@ -60,9 +61,19 @@ class Team {
     am_team view{};
     Block scratch;
     std::thread thread;
+    int group = 0;
   };
 
-  void start(int num_workers, std::vector<CpuSet> cpu_sets);
+  // The workers of a NUMA node, `num_workers` from number `first` on, and the number of tickets that they have claimed.
+  struct alignas(kCacheLineBytes) Group {
+    int64_t first = 0;
+    int64_t num_workers = 0;
+    std::atomic<int64_t> num_claimed{0};
+  };
+
+  void start(int num_workers, std::vector<CpuSet> cpu_sets, std::vector<int> nodes);
+  void form_groups();
+  void restart_tickets() noexcept;
   void stop() noexcept;
   void serve_runs(const am_team& view, uint64_t num_runs_before) noexcept;
   template <typename LastAction>
@@ -75,6 +86,8 @@ class Team {
   std::mutex mutex_;
   std::vector<Worker> workers_;
   std::vector<CpuSet> cpu_sets_;
+  std::vector<int> nodes_;
+  std::vector<Group> groups_;
   std::atomic<uint64_t> num_starts_{0};
   std::atomic<int> num_workers_{0};
   size_t scratch_bytes_ = 0;
@@ -89,7 +102,6 @@ class Team {
   alignas(kCacheLineBytes) WaitCounter num_runs_;
   alignas(kCacheLineBytes) WaitCounter phase_;
   alignas(kCacheLineBytes) std::atomic<int32_t> num_arrived_{0};
-  alignas(kCacheLineBytes) std::atomic<int64_t> next_ticket_{0};
 };
 
 }  // namespace aether::cpu

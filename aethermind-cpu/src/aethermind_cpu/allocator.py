@@ -11,6 +11,7 @@ from aethermind.hal.host_memory import discard_pages
 from aethermind.hal.memory import Allocator, Buffer, MemoryKind, MemoryStats
 from aethermind_cpu import _native
 from aethermind_cpu.devices import available_memory_bytes, total_memory_bytes
+from aethermind_cpu.numa import MemoryPlacement
 
 __all__ = ["CpuAllocator"]
 
@@ -24,8 +25,26 @@ class CpuAllocator(Allocator):
     def __init__(self, device: DeviceId) -> None:
         self._device = device
         self._native = _native.Allocator()
+        self.placement: MemoryPlacement | None = None
+        """Where later allocations lie; None leaves it to the system."""
+
+    @property
+    def places_weights(self) -> bool:
+        return self.placement is not None
 
     def alloc(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
+        buffer = self._alloc(nbytes, kind)
+        if self.placement is not None:
+            self.placement.interleave(buffer.address, nbytes)
+        return buffer
+
+    def alloc_weight(self, nbytes: int) -> Buffer:
+        buffer = self._alloc(nbytes)
+        if self.placement is not None:
+            self.placement.place_weight(buffer.address, nbytes)
+        return buffer
+
+    def _alloc(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
         if nbytes < 0:
             raise InvalidArgumentError(f"Cannot allocate {nbytes} bytes on {self._device}: the size is negative.")
         if nbytes >= _CHECKED_BYTES and nbytes > available_memory_bytes():
@@ -50,7 +69,7 @@ class CpuAllocator(Allocator):
         """
         if sum(sizes) > available_memory_bytes():
             return []
-        buffers = [self.alloc(nbytes) for nbytes in sizes]
+        buffers = [self.alloc_weight(nbytes) for nbytes in sizes]
         self.make_ready(buffers, max(sizes, default=0))
         return buffers
 

@@ -12,17 +12,20 @@ from aethermind.graph.plan import Plan
 from aethermind.hal.backend import Backend, Capabilities, MeasuredLimits
 from aethermind.hal.device import DeviceId, DeviceUsage
 from aethermind.hal.dtype import DType
+from aethermind.hal.topology import host_topology
 from aethermind_cpu import _native
 from aethermind_cpu.allocator import CpuAllocator
 from aethermind_cpu.devices import (
     CpuDevices,
     available_memory_bytes,
+    is_pinning,
     num_physical_cores,
     total_memory_bytes,
     worker_cpu_sets,
 )
 from aethermind_cpu.executable import CpuExecutable
 from aethermind_cpu.isa import isa_limit
+from aethermind_cpu.numa import HostSystem, MemoryPlacement, System, place_workers
 from aethermind_cpu.streams import CpuEvents, CpuStreams
 from aethermind_cpu.transfer import CpuTransfer
 
@@ -35,13 +38,15 @@ _THREADS_PER_PROCESSOR = 16
 class CpuBackend(Backend):
     """The CPU of one host. Streams share the team, whose threads start here and end in `close`."""
 
-    def __init__(self) -> None:
+    def __init__(self, system: System | None = None) -> None:
+        """`system` makes the system calls of NUMA placement, by default those of this host."""
         self.name = "cpu"
+        self._system = system or HostSystem()
         self._team = _new_team(_default_num_threads())
         self.streams: CpuStreams = CpuStreams(self._team)
         self.events = CpuEvents()
         self.devices = CpuDevices(tuple(_native.cpu_features()), self.streams.synchronize_all)
-        self.allocator = CpuAllocator(DeviceId("cpu"))
+        self.allocator: CpuAllocator = CpuAllocator(DeviceId("cpu"))
         self.transfer = CpuTransfer()
         self.capabilities = Capabilities(_dtypes(), is_host_accessible=True)
 
@@ -85,6 +90,21 @@ class CpuBackend(Backend):
             limits.memory_bytes_per_s, {str(dtype): rates[dtype] for dtype in dtypes if dtype in rates}
         )
 
+    def place_by_node(self, rank: int, num_ranks: int) -> str | None:
+        """Place workers and memory by NUMA node (see `numa`); `AETHERMIND_CPU_AFFINITY=none` disables it.
+
+        Ranks 1 and up have a process of their own, whose calling thread is bound to the cores of its workers, too.
+        """
+        topology = host_topology()
+        workers = place_workers(topology, self.num_threads, rank, num_ranks) if is_pinning() else None
+        if workers is None:
+            return None
+        self._team.set_num_workers(self.num_threads, workers.cpu_sets, workers.nodes)
+        if rank > 0:
+            self._system.set_affinity(topology.cpus_of(frozenset(workers.nodes)))
+        self.allocator.placement = MemoryPlacement(workers, topology, _native.touch_pages, self._system)
+        return self.allocator.placement.describe()
+
     def set_num_threads(self, num_threads: int | None) -> int:
         """Use this many workers from the next run on; None means `AETHERMIND_NUM_THREADS`, or one per physical core.
 
@@ -93,6 +113,7 @@ class CpuBackend(Backend):
         _check_num_threads(num_threads)
         num_threads = num_threads or _default_num_threads()
         self._team.set_num_workers(num_threads, worker_cpu_sets(num_threads))
+        self.allocator.placement = None
         return self.num_threads
 
 

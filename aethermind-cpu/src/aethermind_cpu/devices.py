@@ -13,7 +13,14 @@ from aethermind.hal.device import DeviceManager, DeviceProperties
 from aethermind.hal.host_memory import host_memory_bytes
 from aethermind.hal.topology import host_topology
 
-__all__ = ["CpuDevices", "available_memory_bytes", "num_physical_cores", "total_memory_bytes", "worker_cpu_sets"]
+__all__ = [
+    "CpuDevices",
+    "available_memory_bytes",
+    "is_pinning",
+    "num_physical_cores",
+    "total_memory_bytes",
+    "worker_cpu_sets",
+]
 
 
 def num_physical_cores() -> int:
@@ -24,21 +31,29 @@ def num_physical_cores() -> int:
     return host_topology().num_default_threads
 
 
+def is_pinning() -> bool:
+    """Whether workers may be pinned: `AETHERMIND_CPU_AFFINITY` is `cores` (default), not `none`.
+
+    InvalidArgumentError for anything else.
+    """
+    affinity = os.environ.get("AETHERMIND_CPU_AFFINITY") or "cores"
+    if affinity not in ("cores", "none"):
+        raise InvalidArgumentError(f"AETHERMIND_CPU_AFFINITY is {affinity!r}; set it to cores or none, or unset it.")
+    return affinity == "cores"
+
+
 def worker_cpu_sets(num_threads: int) -> list[list[int]]:
     """Return the CPU set of each worker.
 
     With one worker per physical core, each worker is pinned to its core with all hyperthreads: without pinning, the
     scheduler at times puts two workers on one core, and the others wait for them at every barrier. Other numbers of
     workers are not pinned, so that several processes with few workers do not share the first cores. No worker leaves
-    the affinity mask of the process.
-    `AETHERMIND_CPU_AFFINITY=none` disables pinning (default: `cores`; InvalidArgumentError for anything else).
+    the affinity mask of the process. `is_pinning` says whether pinning is disabled.
     """
-    affinity = os.environ.get("AETHERMIND_CPU_AFFINITY") or "cores"
-    if affinity not in ("cores", "none"):
-        raise InvalidArgumentError(f"AETHERMIND_CPU_AFFINITY is {affinity!r}; set it to cores or none, or unset it.")
+    may_pin = is_pinning()
     topology = host_topology()
     cores = topology.worker_cores
-    if affinity == "cores" and num_threads == len(cores) == topology.num_default_threads:
+    if may_pin and num_threads == len(cores) == topology.num_default_threads:
         return [list(core.cpus) for core in cores]
     return [sorted(topology.cpus)] * num_threads
 

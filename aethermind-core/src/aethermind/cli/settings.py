@@ -174,6 +174,7 @@ class ExecutionOptions(_EngineOptions):
     prompt_lookup_min: int = _engine_option("prompt_lookup_min")
     executor: str = _engine_option("executor")
     tensor_parallel_size: int = _engine_option("tensor_parallel_size")
+    numa: str = _engine_option("numa")
 
 
 @dataclass(frozen=True, slots=True)

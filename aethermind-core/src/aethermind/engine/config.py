@@ -72,6 +72,7 @@ class EngineOptions(TypedDict, total=False):
     prompt_lookup_min: int
     executor: str
     tensor_parallel_size: int
+    numa: str
 
 
 def _is_number(value: object, *kinds: type) -> bool:
@@ -383,6 +384,13 @@ class EngineConfig:
         "Number of ranks that split every layer between them.",
         check=_COUNT,
         flags=("--tensor-parallel-size", "-tp"),
+    )
+    numa: str = setting(
+        "auto",
+        "On a CPU with several NUMA nodes: auto places threads, weights and KV cache by node; off leaves it to the "
+        "system.",
+        check=one_of("auto", "off"),
+        details="With tensor_parallel_size each rank gets its own nodes. Answers are the same.",
     )
 
     def __post_init__(self) -> None:

@@ -220,10 +220,21 @@ class ConstantStore:
         for key, array in (self._cache.find(missing) if self._cache is not None and missing else {}).items():
             nbytes = missing.pop(key).nbytes
             buffer = Buffer(self._device, array.ctypes.data, nbytes, is_host_accessible=True, owner=array)
-            self._tensors[key] = Tensor.of(buffer, DType.UINT8, (nbytes,))
+            tensor = Tensor.of(buffer, DType.UINT8, (nbytes,))
             self._packed.add(key)
-            self._found.add(key)
+            if self._backend.allocator.places_weights:  # pages of a file lie where it was read first
+                self._tensors[key] = self._copied(tensor)
+                drop_mapped_pages(array)
+            else:
+                self._tensors[key] = tensor
+                self._found.add(key)
         return missing
+
+    def _copied(self, mapped: Tensor) -> Tensor:
+        """Return a copy of a packed weight in memory for weights."""
+        copy = Tensor.of(self._backend.allocator.alloc_weight(mapped.nbytes), mapped.dtype, mapped.shape)
+        self._backend.transfer.copy(copy, mapped)
+        return copy
 
     def _groups(self, plan: Plan, missing: Collection[str]) -> dict[str, _Group]:
         """Return the groups of missing constants that are to be adjacent, by the keys of their members."""
@@ -272,7 +283,8 @@ class ConstantStore:
             pack.pack_on_device(self._backend, source, destination)
             return destination
         if buffer is None:
-            buffer = self._backend.allocator.alloc(nbytes, MemoryKind.DEVICE if is_in_place else MemoryKind.HOST)
+            allocator = self._backend.allocator
+            buffer = allocator.alloc_weight(nbytes) if is_in_place else allocator.alloc(nbytes, MemoryKind.HOST)
         pack.pack(source, buffer.address)
         packed = Tensor.of(buffer, DType.UINT8, (nbytes,))
         if is_in_place:

@@ -133,6 +133,14 @@ class Backend(ABC):
         """Optional: measure memory bandwidth and peak rates, in about a second; None where unsupported."""
         return None
 
+    def place_by_node(self, rank: int, num_ranks: int) -> str | None:
+        """Optional: bind the threads of `set_num_threads` and all later allocations to NUMA nodes.
+
+        Of `num_ranks` processes on this machine, this is number `rank`; they divide the nodes. Returns one line on the
+        placement, None where there is nothing to place. Results keep their bits.
+        """
+        return None
+
     def set_num_threads(self, num_threads: int | None) -> int:
         """Use this many worker threads (None: the backend's choice) and return their number; 1 where there are none.
 

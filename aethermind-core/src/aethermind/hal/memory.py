@@ -143,8 +143,17 @@ class Allocator(ABC):
         negative size.
         """
 
+    @property
+    def places_weights(self) -> bool:
+        """Whether packed weights lie on the NUMA nodes of the threads that read them, so mapped ones are copied."""
+        return False
+
+    def alloc_weight(self, nbytes: int) -> Buffer:
+        """Optional: allocate memory for a packed weight, whose rows follow each other. Raises like `alloc`."""
+        return self.alloc(nbytes)
+
     def alloc_ahead(self, sizes: Sequence[int]) -> list[Buffer]:
-        """Optional: allocate buffers of these sizes and prefault their pages in the background.
+        """Optional: allocate packed weights of these sizes and prefault their pages in the background.
 
         Returns an empty list where there are no pages to prefault, or not enough memory for all: the caller then
         allocates them one by one.

@@ -74,13 +74,16 @@ _BUILT_IN = {
 
 @dataclass(frozen=True, slots=True)
 class OpenDevice:
-    """An opened device: its backend, the dispatcher over its kernels, why it was chosen, and its worker threads."""
+    """An opened device: its backend, the dispatcher over its kernels, why it was chosen, its worker threads, and one
+    line on their placement by NUMA node, None where they are not placed.
+    """
 
     backend: Backend
     device: DeviceId
     dispatcher: Dispatcher
     selection: Selection
     num_threads: int
+    numa: str | None = None
 
 
 class _KVStoreRegistry(Registry["Callable[[StoreAddress], KVStore]"]):
@@ -198,15 +201,22 @@ class Runtime:
         fallback: Fallback = Fallback.WARN,
         num_threads: int | None = None,
         is_deterministic: bool = False,
+        numa: str = "off",
+        rank: int = 0,
+        num_ranks: int = 1,
     ) -> OpenDevice:
         """Select and open a device; DeviceError says what is wrong with the name or the hardware.
 
-        With `is_deterministic` its dispatcher refuses kernels whose results depend on the other rows of a batch.
+        With `is_deterministic` its dispatcher refuses kernels whose results depend on the other rows of a batch. With
+        `numa="auto"` threads and memory are placed by NUMA node, for one of `num_ranks` ranks on this machine.
         """
         selection, backend = self.devices.open(text)
         threads = backend.set_num_threads(num_threads)
         if num_threads is not None and backend.capabilities.is_host_accessible:
             _warn_of_more_threads_than_cores(threads)
+        placement = backend.place_by_node(rank, num_ranks) if numa == "auto" else None
+        if placement is not None:
+            logger.info("%s: %s", selection.device, placement)
         may_fall_back = backend.capabilities.is_host_accessible and fallback is not Fallback.ERROR
         fallbacks = self._reference_kernels(backend.name)() if may_fall_back else []
         kernels = self.kernels.kernels(backend.name)
@@ -214,7 +224,7 @@ class Runtime:
             level = logging.WARNING if is_mistake else logging.INFO
             logger.log(level, "Kernel %s, for %s, is never used: %s", kernel.title, backend.name, problem)
         dispatcher = Dispatcher(kernels, fallbacks, is_deterministic=is_deterministic)
-        return OpenDevice(backend, selection.device, dispatcher, selection, threads)
+        return OpenDevice(backend, selection.device, dispatcher, selection, threads, placement)
 
     def _register(self) -> bool:
         """Fill the registries; False if a plugin failed, after it may have registered some names."""

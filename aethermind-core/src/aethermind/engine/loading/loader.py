@@ -131,7 +131,7 @@ def _open_for_rank(
     runtime: Runtime, config: EngineConfig, opened: OpenDevice | None, rank: int
 ) -> tuple[OpenDevice, OperatorRegistry, TensorParallel | None]:
     """Open the device, unless it is `opened`; with several ranks, add the collectives' operators and kernels."""
-    opened = opened or _open_device(runtime, config)
+    opened = opened or _open_device(runtime, config, rank)
     if config.tensor_parallel_size == 1:
         return opened, runtime.operators, None
     operators = with_collectives(runtime.operators)
@@ -250,12 +250,15 @@ def open_to_explain(runtime: Runtime, config: EngineConfig) -> OpenDevice:
     return replace(opened, dispatcher=opened.dispatcher.with_fallbacks(references))
 
 
-def _open_device(runtime: Runtime, config: EngineConfig) -> OpenDevice:
+def _open_device(runtime: Runtime, config: EngineConfig, rank: int = 0) -> OpenDevice:
     return runtime.open_device(
         config.device,
         fallback=Fallback(config.fallback),
         num_threads=num_threads_of(config.num_threads, config.tensor_parallel_size),
         is_deterministic=config.deterministic,
+        numa=config.numa,
+        rank=rank,
+        num_ranks=config.tensor_parallel_size,
     )
 
 

@@ -79,6 +79,8 @@ def describe_model(engine: Engine, load_s: float) -> ModelInfo:
     )
     if compiled.parallel is not None:
         placement += f", rank 0 of {compiled.parallel.share.size}"
+    if opened.numa is not None:
+        placement += f", {opened.numa}"
     return ModelInfo(
         model=title_of(compiled.source.path),
         architecture=compiled.architecture,
