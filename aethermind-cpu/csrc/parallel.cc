@@ -173,7 +173,8 @@ void Team::next_step() noexcept {
 void Team::barrier_of(const am_team* view) noexcept { static_cast<Team*>(view->shared)->barrier(); }
 
 // Ticket t belongs to the group of worker t % num_workers. Kernels that stream a weight give worker w and the tickets
-// that are w modulo num_workers the same rows (`for_each_chunk`), so a node's workers read the rows in its memory alone.
+// that are w modulo num_workers the same rows (`for_each_chunk`), so a node's workers read the rows in its memory
+// alone.
 int64_t Team::claim_of(const am_team* view) noexcept {
   Team* team = static_cast<Team*>(view->shared);
   Group& group = team->groups_[team->workers_[view->worker].group];

@@ -23,8 +23,8 @@ class Team {
   using Lock = std::unique_lock<std::mutex>;
   using Body = void (*)(void* context, const am_team& view);
 
-  // `cpu_sets` has one set for each worker, or is empty. So has `nodes` a NUMA node: workers claim tickets from those of
-  // their node alone (see `claim_of`), and workers of a node have consecutive numbers. Throws std::system_error when
+  // `cpu_sets` has one set for each worker, or is empty. So has `nodes` a NUMA node: workers claim tickets from those
+  // of their node alone (see `claim_of`), and workers of a node have consecutive numbers. Throws std::system_error when
   // threads cannot be started, std::invalid_argument when `num_workers` < 1 or for lists of another length.
   explicit Team(int num_workers, std::vector<CpuSet> cpu_sets = {}, std::vector<int> nodes = {});
   ~Team();
