@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -173,26 +174,52 @@ print(json.dumps([together, alone, sorted({kernel.name for kernel in kernels() i
 """
 
 
-@pytest.mark.skipif(
+NEEDS_TILES = pytest.mark.skipif(
     Isa.AMX not in built_levels() or Isa.AVX512_BF16 not in LEVELS,
     reason="Needs a CPU with AVX-512 BF16, and a build with level amx.",
 )
+
+
+def _output_of(script: str, isa: Isa) -> Any:
+    """What a process of its own prints at that level, on the model of the tile unit where this CPU has none."""
+    tiles = "" if Isa.AMX in LEVELS else "model"
+    environment = {**os.environ, "AETHERMIND_CPU_ISA": isa.label, "AETHERMIND_CPU_TILES": tiles}
+    return json.loads(subprocess.check_output([sys.executable, "-c", script], env=environment, text=True))
+
+
+@NEEDS_TILES
 def test_the_tile_unit_generates_the_same_stories_alone_and_in_a_batch() -> None:
-    """Level amx, on the model of the tile unit where this CPU has none, beside the level below."""
-
-    def stories(isa: Isa) -> tuple[list[list[int]], list[list[int]], list[str]]:
-        tiles = "" if Isa.AMX in LEVELS else "model"
-        environment = {**os.environ, "AETHERMIND_CPU_ISA": isa.label, "AETHERMIND_CPU_TILES": tiles}
-        command = [sys.executable, "-c", _STORIES]
-        together, alone, names = json.loads(subprocess.check_output(command, env=environment, text=True))
-        return together, alone, names
-
-    together, alone, names = stories(Isa.AMX)
+    together, alone, names = _output_of(_STORIES, Isa.AMX)
     assert "cpu/amx" in names
     assert together == alone
-    below, _, names = stories(Isa.AVX512_BF16)
+    below, _, names = _output_of(_STORIES, Isa.AVX512_BF16)
     assert "cpu/amx" not in names
     assert [story[:8] for story in together] == [story[:8] for story in below]
+
+
+_QUANTISED = """
+import json
+from aethermind import LLM, Runtime, SamplingParams
+
+prompts = ["One day, a girl named Lily found a needle in her room. She knew it was difficult to play with it. " * 3]
+results = []
+for deterministic in (False, True):
+    llm = LLM(device="cpu", dtype="bfloat16", quantization="int8", deterministic=deterministic, max_model_len=256,
+              runtime=Runtime.boot())
+    output = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=4, prompt_logprobs=1))[0]
+    values = [next(iter(each.values())).logprob for each in output.prompt_logprobs if each]
+    results.append([output.outputs[0].token_ids, values])
+print(json.dumps(results))
+"""
+
+
+@NEEDS_TILES
+def test_prompts_over_quantised_weights_use_the_tile_unit_unless_results_must_not_depend_on_the_batch() -> None:
+    (_, tiles), (tokens, bytes_) = _output_of(_QUANTISED, Isa.AMX)
+    below, exact = _output_of(_QUANTISED, Isa.AVX512_BF16)
+    assert below == exact == [tokens, bytes_]  # products of bytes have the same bits on every level
+    assert tiles != bytes_
+    assert tiles == pytest.approx(bytes_, abs=0.5)
 
 
 def test_a_wrong_name_of_the_tile_unit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ void bind_kernels(py::module_& module) {
       .def_property_readonly("dtype", [](const KernelEntry& self) { return static_cast<int>(self.dtype); })
       .def_readonly("priority", &KernelEntry::priority)
       .def_readonly("multiplies_bytes", &KernelEntry::multiplies_bytes)
+      .def_readonly("is_batch_invariant", &KernelEntry::is_batch_invariant)
       .def_property_readonly("is_supported", [](const KernelEntry& self) { return self.is_supported_by_cpu(); })
       .def_property_readonly(
           "capsule",

@@ -30,6 +30,7 @@ extern const std::span<const KernelEntry> kAvx2Quantized;
 extern const std::span<const KernelEntry> kAvx2VnniQuantized;
 extern const std::span<const KernelEntry> kAvx512Quantized;
 extern const std::span<const KernelEntry> kAvx512VnniQuantized;
+extern const std::span<const KernelEntry> kAmxQuantized;
 extern const std::span<const KernelEntry> kNeonQuantized;
 extern const std::span<const KernelEntry> kNeonDotQuantized;
 extern const std::span<const KernelEntry> kNeonI8mmQuantized;

@@ -104,7 +104,6 @@ struct DequantMicrokernel {
     }
   }
 
- private:
   // The values of the codes at bit `shift` of sixteen words.
   AETHER_INLINE static Vec column_of(const char* words, int shift, const Vec& scale, const Zero& zero_point) {
     if constexpr (kFormat.is_mxfp4) {

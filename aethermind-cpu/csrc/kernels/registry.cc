@@ -84,6 +84,9 @@ std::span<const KernelEntry> quantized_kernel_table() {
 #if AETHER_BUILT_AVX512VNNI
              kAvx512VnniQuantized,
 #endif
+#if AETHER_BUILT_AMX
+             kAmxQuantized,
+#endif
 #if AETHER_BUILT_NEON
              kNeonQuantized,
 #endif

@@ -30,6 +30,7 @@ struct KernelEntry {
   } packs[4];
   int num_packs;
   bool multiplies_bytes = false;  // whether activations are quantised to int8
+  bool is_batch_invariant = true;
 };
 
 std::span<const KernelEntry> kernel_table();

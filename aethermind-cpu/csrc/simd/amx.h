@@ -12,6 +12,14 @@
 
 namespace aether::cpu::AETHER_ISA {
 
+// Sixteen pairs of bfloat16: the first element of each from `first`, the second from `second`.
+AETHER_INLINE void store_pairs(char* step, Vec first, Vec second) {
+  alignas(64) static constexpr uint16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const auto both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
+  _mm512_storeu_si512(step, _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), both));
+}
+
 struct HardwareTiles {
   AETHER_INLINE static void configure(const TileConfig& config) {
     __asm__ volatile("ldtilecfg %0" : : "m"(config) : "memory");

@@ -157,12 +157,22 @@ double take_bytes(std::vector<double>& values) {
   return largest;
 }
 
+// Whether a kernel multiplies so many rows by weights rounded to bfloat16.
+bool is_dequantized(const KernelEntry& entry, int64_t num_rows) { return is_one_of(entry, {"amx"}) && num_rows > 32; }
+
+Tensor multiplied(const KernelEntry& entry, int64_t num_rows, const Tensor& weight) {
+  if (!is_dequantized(entry, num_rows)) return weight;
+  const Tensor result(AM_BFLOAT16, {weight.dim(0), weight.dim(1)});
+  result.fill([&](int64_t i) { return weight.get(i); });
+  return result;
+}
+
 // The activations that a kernel computes with: unchanged, or with dynamic int8 quantisation, twice for outlier groups.
 Tensor computed_with(const KernelEntry& entry, const Tensor& x) {
   const int64_t k = x.dim(1);
   const Tensor result(AM_FLOAT32, {x.dim(0), k});
   result.fill([&](int64_t i) { return x.get(i); });
-  if (is_one_of(entry, {"portable", "neon"})) return result;
+  if (is_one_of(entry, {"portable", "neon"}) || is_dequantized(entry, x.dim(0))) return result;
   for (int64_t row = 0; row < x.dim(0); ++row) {
     double squares = 0.0;
     for (int64_t i = 0; i < k; ++i) squares += x.get(row * k + i) * x.get(row * k + i);
@@ -181,7 +191,8 @@ Storage stored_as(const QuantizedLayout& layout) {
   return {[layout](const KernelEntry&, int, int64_t n, int64_t k, double scale) {
             return packed_weight(random_codes(layout, n, k, scale));
           },
-          [](const KernelEntry& entry, const Tensor& x) { return computed_with(entry, x); }, name_of(layout)};
+          [](const KernelEntry& entry, const Tensor& x) { return computed_with(entry, x); }, name_of(layout),
+          multiplied};
 }
 
 // Extreme codes and activations must not overflow 16-bit sums.

@@ -52,7 +52,7 @@ def _kernel(entry: _native.KernelEntry, operator: Operator, dtype: DType, packs:
         dtypes=frozenset({dtype}),
         priority=entry.priority,
         native=entry.capsule,
-        is_batch_invariant=True,
+        is_batch_invariant=entry.is_batch_invariant,
         packs={_input(operator, index): packs.setdefault(pack.name, dense_pack(pack)) for index, pack in entry.packs},
         additions=frozenset({BROADCASTING}).intersection(operator.additions),
     )
@@ -71,7 +71,7 @@ def _quantized_kernel(
         dtypes=frozenset({dtype}),
         priority=entry.priority,
         native=entry.capsule,
-        is_batch_invariant=True,
+        is_batch_invariant=entry.is_batch_invariant,
         packs={_input(operator, index): pack for index, _ in entry.packs},
         weight_formats=frozenset({format.name}),
         arithmetic=DType.INT8 if entry.multiplies_bytes else None,
