@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import Event, Thread
 
-from aethermind.engine.shared import FairLock
+from aethermind.engine.thread_safety import FairLock
 
 
 def test_a_thread_that_takes_the_lock_repeatedly_yields_it() -> None:

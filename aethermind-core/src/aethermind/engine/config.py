@@ -81,10 +81,12 @@ def _is_number(value: object, *kinds: type) -> bool:
 
 
 def _name(expected: str) -> Check:
+    """Check that a value is a text; `expected` describes it in the error message."""
     return Check(lambda value: isinstance(value, str), expected)
 
 
 def _number(accepts: Callable[[float], bool], expected: str) -> Check:
+    """Check that a value is a number that `accepts` returns true for."""
     return Check(lambda value: _is_number(value, int, float) and accepts(value), expected)
 
 
@@ -263,10 +265,10 @@ class EngineConfig:
     )
     context_shift: bool = setting(
         False,
-        "When the context is full, drop its oldest tokens behind the first num_keep and go on.",
+        "When the context is full, drop its oldest tokens after the first num_keep, and continue.",
         check=_FLAG,
-        details="Prompts that are too long are shortened likewise. An answer without max_tokens has at most as many "
-        "tokens as the context.",
+        details="Prompts that are too long are shortened in the same way. An answer without max_tokens has at most as "
+        "many tokens as the context.",
     )
     num_keep: int = setting(
         4,
@@ -437,7 +439,9 @@ class EngineConfig:
         return "inline" if self.tensor_parallel_size == 1 else "multiproc"
 
     def of_draft(self, num_kv_blocks: int) -> EngineConfig:
-        """The options of the model that drafts for one with these, without an engine of its own and in one process."""
+        """Return the options with which the model that drafts is compiled: for one process, without an engine of its
+        own.
+        """
         unset: dict[str, Any] = {
             option.name: option.default for option in fields(self) if option.name in SPECULATION_OPTIONS
         }
@@ -460,12 +464,12 @@ class EngineConfig:
 
 
 def _renamed() -> dict[str, str]:
-    """Options with an earlier name that is still accepted."""
+    """Return the options that have a deprecated name, which is still accepted, with that name."""
     return {option.name: old for option in fields(EngineConfig) for old in option.metadata["setting"].old_names}
 
 
 def _levels_to_caller() -> int:
-    """The `stacklevel`, seen from `warnings.warn` two calls below, of the nearest frame outside of this package."""
+    """Return the `stacklevel`, for a `warnings.warn` two calls below, of the nearest frame outside the package."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "aethermind":
         frame, level = frame.f_back, level + 1
@@ -473,19 +477,19 @@ def _levels_to_caller() -> int:
 
 
 def _docs() -> dict[str, str]:
-    """The meaning of every option by name, for Python's reference."""
-    found = {}
+    """Return the description of every option by name, for the reference of the Python API."""
+    docs = {}
     for option in fields(EngineConfig):
-        about = option.metadata["setting"]
-        default = f"None: {about.unset}." if about.unset not in ("", "none", "off") else ""
-        found[option.name] = " ".join(filter(None, (about.help, default, about.details)))
+        described = option.metadata["setting"]
+        default = f"None: {described.unset}." if described.unset not in ("", "none", "off") else ""
+        docs[option.name] = " ".join(filter(None, (described.help, default, described.details)))
     for new, old in _renamed().items():
-        found[old] = f"Deprecated name of `{new}`."
-    return {name: found[name] for name in EngineOptions.__annotations__}
+        docs[old] = f"Deprecated name of `{new}`."
+    return {name: docs[name] for name in EngineOptions.__annotations__}
 
 
 OPTION_DOCS = _docs()
-"""The meaning of each of `EngineOptions`, by name."""
+"""The description of each of `EngineOptions`, by name."""
 
 append_options(
     EngineOptions, OPTION_DOCS, {option.name: option.default for option in fields(EngineConfig)}, title="Options"
@@ -493,11 +497,11 @@ append_options(
 
 
 def named_adapters(given: Any) -> dict[str, str]:
-    """Paths of adapters by name, from a mapping or from a list of `NAME=PATH` and `PATH`, whose last part is the name.
+    """Return paths of adapters by name, from a mapping, or from a list of `NAME=PATH` and `PATH`.
 
-    InvalidArgumentError for what is none of them, and where two have the same name.
+    The name of a `PATH` is its last part. InvalidArgumentError for anything else, and if two have the same name.
     """
-    pairs = list(given.items()) if isinstance(given, Mapping) else [_named(entry) for entry in _listed(given)]
+    pairs = list(given.items()) if isinstance(given, Mapping) else [_name_and_path(entry) for entry in _entries(given)]
     for name, path in pairs:
         if not isinstance(name, str) or not isinstance(path, str | Path) or not name.strip() or not str(path):
             raise InvalidArgumentError(f"An adapter has a name and a path, got {name!r:.80} and {path!r:.80}.")
@@ -507,16 +511,16 @@ def named_adapters(given: Any) -> dict[str, str]:
     return {name: str(path) for name, path in pairs}
 
 
-def _listed(given: Any) -> list[Any]:
+def _entries(given: Any) -> list[Any]:
     is_list = isinstance(given, Iterable) and not isinstance(given, str | bytes)
-    if not is_list or not (listed := list(given)):
+    if not is_list or not (entries := list(given)):
         raise InvalidArgumentError(
             f"adapters should be a mapping, or a list of one or more, got {given!r:.80}.", param="adapters"
         )
-    return listed
+    return entries
 
 
-def _named(given: Any) -> tuple[Any, Any]:
+def _name_and_path(given: Any) -> tuple[Any, Any]:
     if not isinstance(given, str | Path):
         return None, given
     name, _, path = str(given).partition("=")

@@ -1,4 +1,4 @@
-"""The engine: continuous batching of requests, one step at a time."""
+"""The engine: it adds requests, and computes them step by step with continuous batching. Start to read here."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from aethermind.engine.scheduling.context_shift import ContextShift
 from aethermind.engine.scheduling.decision import ScheduleDecision, StepBudget
 from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts
 from aethermind.engine.scheduling.scheduler import Scheduler, WaitingQueue
-from aethermind.engine.shared import ThreadSafeEngine, synchronized_call
 from aethermind.engine.speculative import open_speculator
 from aethermind.engine.steps.forced_tokens import forced_prefix, forced_tokens
 from aethermind.engine.steps.model_runner import SampledToken
 from aethermind.engine.steps.step_pipeline import StepPipeline
 from aethermind.engine.text_pass import embed_text, score_prompt
+from aethermind.engine.thread_safety import ThreadSafeEngine, synchronized_call
 from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.hal.backend import Backend
 from aethermind.hal.device import UsageSampler
@@ -60,11 +60,11 @@ _request_of = attrgetter("request")
 class Engine(ThreadSafeEngine):
     """Continuous batching over one model.
 
-    Threads may share it; a lock serialises their calls. A step computes all requests, whichever thread calls it, and
-    every listener receives its outputs.
+    Threads may share it; a lock serialises their calls. Any thread may call a step, which computes tokens of all
+    running requests. Every listener receives its output.
     """
 
-    _end_offload: weakref.finalize[..., Engine] | None = None
+    _close_offload: weakref.finalize[..., Engine] | None = None
     _released_on_close = frozenset(
         {
             "parts",
@@ -99,7 +99,13 @@ class Engine(ThreadSafeEngine):
         on_progress: Callable[[int, int], None] | None = None,
         executor: Executor | None = None,
     ) -> None:
-        """Load the model and assemble the engine; its steps run in `executor`, or in a new one."""
+        """Load the model and assemble the engine.
+
+        Args:
+            clock: returns the time in seconds.
+            on_progress: called with (done, total) constants while weights are loaded.
+            executor: runs the steps; by default a new one of `parts`.
+        """
         self.parts = parts
         self.compiled = compiled = parts.compiled.with_end_tokens_of(tokenizer)
         config = compiled.config
@@ -115,8 +121,8 @@ class Engine(ThreadSafeEngine):
         if prefix_cache is not None and parts.open_kv_store is not None:
             name = str(StoreAddress.parse(config.kv_store or ""))
             self.kv_offload = KVOffload(parts.open_kv_store(), name, self.cache, prefix_cache, memory, self.costs)
-        # A finalizer runs even if `close` is never called, so that other engines find the computed blocks in the store.
-        self._end_offload = weakref.finalize(self, self.kv_offload.close) if self.kv_offload else None
+        # A finalizer, because `close` may never be called: pending blocks are written to the store in any case.
+        self._close_offload = weakref.finalize(self, self.kv_offload.close) if self.kv_offload else None
         self.runner = self.executor.load(self.cache, on_progress)
         self.scheduler = Scheduler(
             self.cache,
@@ -130,7 +136,7 @@ class Engine(ThreadSafeEngine):
         max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         if self.cache.is_recurrent:
             max_num_seqs = min(max_num_seqs, compiled.cache_spec.max_sequences)
-        self._planned_budget = self.budget = StepBudget(
+        self._largest_budget = self.budget = StepBudget(
             max_num_seqs,
             config.max_num_batched_tokens,
             config.max_prefill_chunk,
@@ -160,7 +166,7 @@ class Engine(ThreadSafeEngine):
 
     @classmethod
     def load(cls, parts: EngineParts, on_progress: Callable[[int, int], None] | None = None) -> Engine:
-        """Load a model and its tokenizer, which is read while the device allocates memory for the weights."""
+        """Load a model and its tokenizer. The tokenizer is read while the device allocates memory for the weights."""
         executor = parts.create_executor(parts.compiled)
         return cls(parts, parts.compiled.source.tokenizer(), on_progress=on_progress, executor=executor)
 
@@ -170,19 +176,19 @@ class Engine(ThreadSafeEngine):
 
     @cached_property
     def prompts(self) -> PromptReader:
-        """The reader of the model's prompts; may be used from any thread."""
+        """Tokenizes the model's prompts. Any thread may use it."""
         return PromptReader.of(self.compiled, self.tokenizer, self.parts.open_input_processor)
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request is waiting or running."""
+        """Whether any request is open: waiting, running, or fetched from a KV store."""
         is_fetching = self.kv_offload is not None and self.kv_offload.num_waiting > 0
         return bool(self.waiting or self.running or is_fetching or self._groups)
 
     def prepare(self, params: SamplingParams) -> Future[TokenGuide] | None:
-        """Compile the grammar of a request's structured outputs in a thread, so that steps go on meanwhile.
+        """Start to compile the grammar of a request's structured outputs in a thread; None if it has none.
 
-        None if the parameters need no grammar. May be called from any thread.
+        Steps are not delayed meanwhile. Any thread may call this.
         """
         return self._constraints_builder.prepare(params)
 
@@ -202,10 +208,10 @@ class Engine(ThreadSafeEngine):
         """Queue a request.
 
         Args:
-            embeddings: embeddings that replace those of some of its token ids.
-            options: settings of the whole request.
+            embeddings: input embeddings that replace those of some of its token ids.
+            options: options for the scheduler and the cache.
             guide: the result of `prepare` for its parameters, if that was called.
-            is_chat: whether the answer is a message of its own; otherwise it continues the prompt's text.
+            is_chat: whether the output is a message of its own; otherwise it continues the prompt's text.
 
         InvalidArgumentError or ContextLengthError if its prompt cannot be served.
         """
@@ -248,7 +254,7 @@ class Engine(ThreadSafeEngine):
                 adapter=adapter,
                 shifts_context=self.context_shift is not None,
             )
-            if index:  # the first answer keeps the seed, so that it equals the answer with n = 1
+            if index:  # the first completion keeps the seed, so that it equals that of n = 1
                 request.seed = derive_seed(seed, index)
             requests.append(request)
         self._set_virtual_arrival(requests)
@@ -281,12 +287,12 @@ class Engine(ThreadSafeEngine):
     ) -> dict[str, int | None]:
         """Change the limits of later steps, and return all three by name; running requests continue.
 
-        None leaves a limit unchanged; max_prefill_chunk is no limit from max_num_batched_tokens on.
+        None leaves a limit unchanged. A max_prefill_chunk of max_num_batched_tokens or more has no effect.
         InvalidArgumentError for limits beyond those with which the engine was opened, because its memory is compiled
         for those.
         """
         limits = (max_num_seqs, max_num_batched_tokens, max_prefill_chunk)
-        self.budget = budget = self.budget.changed(self._planned_budget, *limits)
+        self.budget = budget = self.budget.changed(self._largest_budget, *limits)
         return {
             "max_num_seqs": budget.max_num_seqs,
             "max_num_batched_tokens": budget.max_num_batched_tokens,
@@ -295,18 +301,18 @@ class Engine(ThreadSafeEngine):
 
     @synchronized_call
     def relieve_memory_pressure(self) -> int:
-        """Return memory of the KV cache to the system, if the device's memory is short; returns the bytes.
+        """Return memory of the KV cache to the system, if the device's memory is short; returns the number of bytes.
 
-        A thread calls it once a second if there is a `device_memory_threshold`.
+        With `device_memory_threshold`, a thread calls this once a second.
         """
         return 0 if self.memory_pressure is None else self.memory_pressure.relieve()
 
     @synchronized_call
     def load_adapter(self, name: str, path: str) -> list[str]:
-        """Load a LoRA adapter between two steps, for requests that name it from now on; returns all names.
+        """Load a LoRA adapter between two steps. Later requests can name it. Returns the names of all adapters.
 
-        InvalidArgumentError without `max_loras`, for a name that is taken, and if all slots are in use; ConfigError and
-        CheckpointError for an adapter that does not fit the model.
+        InvalidArgumentError without `max_loras`, for a name that is in use, and if all slots are in use; ConfigError
+        and CheckpointError for an adapter that does not fit the model.
         """
         slots = self._adapter_slots()
         in_use = {builder.request.adapter for builder in self._outputs.values()}
@@ -316,7 +322,7 @@ class Engine(ThreadSafeEngine):
 
     @synchronized_call
     def unload_adapter(self, name: str) -> list[str]:
-        """Unload a LoRA adapter, and return the names of those that remain; open requests finish with it.
+        """Unload a LoRA adapter, and return the names of those that remain. Open requests keep it until they end.
 
         InvalidArgumentError without `max_loras`, and for an unknown name.
         """
@@ -336,7 +342,9 @@ class Engine(ThreadSafeEngine):
 
     @synchronized_call
     def manage_session(self, action: str, name: str = "") -> list[SessionInfo]:
-        """Do something with a session (`RequestOptions.session`); returns its description, empty if it does not exist.
+        """List, save, load, delete or protect sessions (`RequestOptions.session`).
+
+        Returns descriptions of the sessions concerned, empty if there is none.
 
         Args:
             action: list (all sessions whose names begin with `name`), save, load, delete, protect or unprotect.
@@ -364,7 +372,7 @@ class Engine(ThreadSafeEngine):
     def _abort(self, request_id: str) -> OutputSource | None:
         group = self._groups.get(request_id)
         if group is not None and group.request_id != request_id:
-            return None  # the id of a single answer: a group is aborted only as a whole
+            return None  # the id of one request of a group, which is aborted only as a whole
         if group is not None:
             group.include(self._outputs[member.request_id] for member in group.requests if not member.is_finished)
             self._end_group(group)
@@ -383,7 +391,7 @@ class Engine(ThreadSafeEngine):
     def embed(
         self, token_ids: Sequence[int], pooling: str | None, *, is_normalized: bool, adapter: str = ""
     ) -> npt.NDArray[np.float32]:
-        """Compute the vector of a text between steps: float32 [hidden_size] (see `text_pass.embed_text`).
+        """Compute the embedding of a text between steps: float32 [hidden_size] (see `text_pass.embed_text`).
 
         If `pooling` is None, the model's own is used. Raises InvalidArgumentError for an invalid text or an unknown
         adapter.
@@ -403,8 +411,8 @@ class Engine(ThreadSafeEngine):
     def step(self) -> list[RequestOutput]:
         """Compute one step and return the cumulative outputs of the requests that have new output.
 
-        The outputs of a request share the lists that grow (see `CompletionOutput`), so a step costs what its new tokens
-        cost.
+        Outputs of one request share their lists of tokens (see `CompletionOutput`), so their cost grows with the new
+        tokens only.
         """
         return [source.output() for source in self.advance()]
 
@@ -415,7 +423,9 @@ class Engine(ThreadSafeEngine):
             for request in self.kv_offload.arrived(may_wait=not (self.running or self.waiting)):
                 self.waiting.add(request, request.arrival)
         updated: list[OutputBuilder] = (
-            [] if self._pending_prompt_logprobs is None else [*self._score(self._pending_prompt_logprobs)]
+            []
+            if self._pending_prompt_logprobs is None
+            else [*self._compute_prompt_logprobs(self._pending_prompt_logprobs)]
         )
         if self._groups:
             self._groups.start(self.cache, self._num_slots, self.waiting, self.running, self._clock())
@@ -432,24 +442,25 @@ class Engine(ThreadSafeEngine):
             self._pending_prompt_logprobs = decision.pending_prompt_logprobs
             self.num_preemptions += len(decision.preempted)
             if decision.rejected:
-                updated += self._refuse(decision, now)
+                updated += self._fail_rejected(decision, now)
         if self.pipeline.is_orphaned:
             self.pipeline.drain()
         sources: Sequence[OutputSource] = self._merge_groups(updated) if self._groups else updated
         self._publish(sources)
         return sources
 
-    def _end(self) -> None:
+    def _finish_work(self) -> None:
         self.sessions.save_all()
-        if self._end_offload is not None:  # write the remaining blocks to the store
-            self._end_offload()
+        if self._close_offload is not None:  # write the remaining blocks to the store
+            self._close_offload()
         self.executor.close()
 
     def _append(self, request: Request, tokens: Iterable[SampledToken], now: float) -> OutputBuilder:
+        """Append sampled tokens to a request, and tokens that its grammar forces; end the request if it is complete."""
         builder = self._outputs[request.request_id]
         for token in tokens if request.constraints is None else chain(tokens, forced_tokens(request)):
             if token.failure is not None:
-                return self._give_up(builder, token.failure, now)
+                return self._fail(builder, token.failure, now)
             reason = builder.add(token.token_id, token.logprobs, request.append_token(token.token_id), now)
             if reason is not None:
                 self._finish(request, reason)
@@ -458,13 +469,13 @@ class Engine(ThreadSafeEngine):
                 break
         return builder
 
-    def _refuse(self, decision: ScheduleDecision, now: float) -> list[OutputBuilder]:
+    def _fail_rejected(self, decision: ScheduleDecision, now: float) -> list[OutputBuilder]:
         return [
-            self._give_up(self._outputs[entry.request.request_id], AetherMindError(entry.reason), now)
+            self._fail(self._outputs[entry.request.request_id], AetherMindError(entry.reason), now)
             for entry in decision.rejected
         ]
 
-    def _give_up(self, builder: OutputBuilder, error: AetherMindError, now: float) -> OutputBuilder:
+    def _fail(self, builder: OutputBuilder, error: AetherMindError, now: float) -> OutputBuilder:
         """Abort a request with an error."""
         del self._outputs[builder.request.request_id]
         self._finish(builder.request, FinishReason.ABORT)
@@ -476,12 +487,12 @@ class Engine(ThreadSafeEngine):
             self.kv_offload.cancel(request)
         group = self._groups.get(request.request_id)
         if group is not None and reason is not FinishReason.ABORT:
-            # Its siblings are forked while it still holds the prompt's blocks.
+            # Pending requests of its group are forked while it still holds the blocks of the prompt.
             num_slots = self._num_slots(request) + 1
             group.start(self.cache, num_slots, self.waiting, self.running, self._clock())
         self.pipeline.retain_blocks(request)
         self.scheduler.finish(request, reason, self.waiting, self.running)
-        # An aborted answer does not become part of the session: its next turn continues the last completed answer.
+        # An aborted output does not become part of the session: its next turn continues the last completed output.
         if request.session and reason is not FinishReason.ABORT:
             self.sessions.keep(request.session, request.all_token_ids, request.extra_key)
         if self.speculator is not None:
@@ -490,22 +501,22 @@ class Engine(ThreadSafeEngine):
     def _num_slots(self, request: Request) -> int:
         return self.scheduler.num_slots(request, self.running, self.budget)
 
-    def _score(self, request: Request) -> list[OutputBuilder]:
-        """Compute the log probabilities of a request's prompt; returns its builder if that fails, otherwise nothing.
+    def _compute_prompt_logprobs(self, request: Request) -> list[OutputBuilder]:
+        """Compute the log probabilities of a request's prompt; returns its builder if that failed, otherwise nothing.
 
-        If too few blocks are available while others run, it does nothing, and the scheduler proposes the request again.
+        Without effect if too few blocks are available while others run: the scheduler proposes the request again.
         """
         num_blocks = self.cache.spec.num_blocks_for(request.num_prompt_tokens)
         if request.is_finished or (self.running and num_blocks > self.cache.num_available_blocks):
             return []
         builder = self._outputs[request.request_id]
         num_top = request.params.prompt_logprobs
-        assert num_top is not None, "only requests with prompt_logprobs are scored"
+        assert num_top is not None, "called for requests with prompt_logprobs"
         try:
-            scores = score_prompt(self.runner, self.cache, request, num_top)
+            logprobs = score_prompt(self.runner, self.cache, request, num_top)
         except AetherMindError as error:
-            return [self._give_up(builder, error, self._clock())]
-        builder.set_prompt_logprobs(scores)
+            return [self._fail(builder, error, self._clock())]
+        builder.set_prompt_logprobs(logprobs)
         request.needs_prompt_logprobs = False
         return []
 
@@ -519,7 +530,7 @@ class Engine(ThreadSafeEngine):
         return [*ungrouped, *(group for group, _ in grouped)]
 
     def _end_group(self, group: SampleGroup) -> None:
-        """Abort the unfinished answers of a group and remove it."""
+        """Abort the unfinished requests of a group and remove it."""
         self._groups.remove(group)
         group.pending.clear()
         for request in group.requests:
@@ -531,7 +542,7 @@ class Engine(ThreadSafeEngine):
         group.has_ended = True
 
     def _set_virtual_arrival(self, requests: list[Request]) -> None:
-        """Set the same virtual arrival for all requests of a group; policies that do not share use none."""
+        """Set the virtual arrival of new requests of one prompt, if the policy is a `SharingPolicy`."""
         policy = self.scheduler.sharing
         if policy is not None:
             waiting = (

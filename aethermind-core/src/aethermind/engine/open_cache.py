@@ -27,7 +27,10 @@ __all__ = ["open_cache", "open_sessions"]
 def open_cache(
     compiled: CompiledModel, memory: KVMemory, costs: SwapVsRecomputeCosts, clock: Callable[[], float]
 ) -> tuple[KVCache, HashedPrefixCache | None, HostSwapStore | None]:
-    """Create a KV cache over `memory`, its prefix cache and its swap store; `costs` records the times of swaps."""
+    """Create the KV cache of an engine, whose bytes are in `memory`, with its prefix cache and its swap store.
+
+    `costs` receives the times of swaps. The last two are None if they are off.
+    """
     num_swap_blocks, swap_store, timed = compiled.num_swap_blocks, None, None
     if num_swap_blocks:
         swaps = memory.swap_stream(num_swap_blocks, costs.observe_move)
@@ -35,7 +38,7 @@ def open_cache(
         if swaps is None:
             timed = TimedSwapStore(swap_store, compiled.cache_spec.bytes_per_block, costs, clock)
     pool = BlockPool(compiled.num_kv_blocks)
-    prefix_cache = _make_prefix_cache(compiled, pool)
+    prefix_cache = _create_prefix_cache(compiled, pool)
     cache = KVCache(
         compiled.cache_spec,
         compiled.num_kv_blocks,
@@ -55,7 +58,7 @@ def open_sessions(
     prefix_cache: HashedPrefixCache | None,
     clock: Callable[[], float],
 ) -> Sessions:
-    """Create the sessions of an engine: with swap space as parked sequences, else pinned in the prefix cache."""
+    """Create the sessions of an engine: parked sequences if there is swap space, else pinned blocks of prefixes."""
     config, files = compiled.config, None
     if config.session_dir is not None:
         spec = compiled.cache_spec
@@ -78,7 +81,7 @@ def open_sessions(
     )
 
 
-def _make_prefix_cache(compiled: CompiledModel, pool: BlockPool) -> HashedPrefixCache | None:
+def _create_prefix_cache(compiled: CompiledModel, pool: BlockPool) -> HashedPrefixCache | None:
     if not compiled.config.enable_prefix_caching:
         return None
     if compiled.config.kv_store is None:
@@ -90,5 +93,5 @@ def _make_prefix_cache(compiled: CompiledModel, pool: BlockPool) -> HashedPrefix
 
 
 def _model_key(compiled: CompiledModel) -> tuple[str, str, str | None]:
-    """The path of the model, its dtype and its quantisation."""
+    """Return the path of the model, its dtype and its quantisation."""
     return str(compiled.source.path.resolve()), compiled.dtype.label, compiled.config.quantization

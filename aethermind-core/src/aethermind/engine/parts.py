@@ -1,4 +1,4 @@
-"""What an engine is assembled from: a compiled model, and the pluggable parts that its configuration names."""
+"""The parts that an engine is assembled from: a compiled model, and plugins that its configuration names."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class EngineParts:
     """The compiled model of an engine and the objects from registries that run and serve it.
 
     Attributes:
-        memory: the estimate of the memory that the model takes, which is no more than there is.
+        memory: the estimate of the memory that the model takes; it fits into the memory that there is.
         create_executor: opens the executor in which the model's steps run.
-        create_proposer: makes the proposer of speculative decoding; None without it.
+        create_proposer: creates the proposer of speculative decoding; None without speculation.
         open_kv_store: opens the store in which the engine shares KV blocks with others; None without one.
-        input_processors: makes processors of images and sound in prompts; None if no package has one for the model.
-        answer_format: how answers of the model mark reasoning and tool calls.
+        input_processors: creates processors of images and sound in prompts; None if no package has one for the model.
+        answer_format: how the model marks reasoning and tool calls in its output.
     """
 
     compiled: CompiledModel
@@ -80,7 +80,7 @@ class EngineParts:
         )
 
     def open_input_processor(self) -> InputProcessor | None:
-        """Make the model's input processor from its checkpoint, or return None if no package has one."""
+        """Create the model's input processor from its checkpoint; None if no package has one."""
         if self.input_processors is None:
             return None
         source = self.compiled.source

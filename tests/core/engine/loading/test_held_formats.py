@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aethermind.dispatch import Dispatcher, Kernel
-from aethermind.engine.loading.weight_formats import held_formats
+from aethermind.engine.loading.weight_formats import formats_on_device
 from aethermind.graph.constants import _packable
 from aethermind.hal import DType
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, fp8_in_blocks, parse_format
@@ -27,7 +27,7 @@ def format_of(name: str) -> WeightFormat:
 def test_a_device_without_kernels_for_two_levels_holds_one(of_kernel: frozenset[str] | None, held: str) -> None:
     kernel = Kernel("linear", "fake", "fake", frozenset({DType.FLOAT32}), function=print, weight_formats=of_kernel)
     stored = {"k": format_of("int4_k"), "offset": format_of("int4_offset"), "int8": format_of("int8")}
-    found = held_formats(stored, Dispatcher([kernel]))
+    found = formats_on_device(stored, Dispatcher([kernel]))
     assert {name: format.name for name, format in found.items()} == {"k": held, "offset": "int4_offset", "int8": "int8"}
 
 
@@ -40,7 +40,7 @@ def test_fp8_in_blocks_is_held_in_a_format_of_the_device(
     formats = frozenset({of_kernel})
     kernel = Kernel("linear", "fake", "fake", frozenset({DType.FLOAT32}), function=print, weight_formats=formats)
     with caplog.at_level(logging.WARNING, "aethermind"):
-        found = held_formats({"w": fp8_in_blocks(128)}, Dispatcher([kernel]))
+        found = formats_on_device({"w": fp8_in_blocks(128)}, Dispatcher([kernel]))
     assert found["w"].name == held
     assert says in caplog.text
 

@@ -1,3 +1,3 @@
-"""Compilation of a model for a device: its graphs and plans, the formats of its weights, the size of its KV cache."""
+"""From a model's files to a `CompiledModel`: graphs and plans, weight formats, the size of the KV cache, adapters."""
 
 __all__: list[str] = []

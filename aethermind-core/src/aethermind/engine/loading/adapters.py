@@ -42,17 +42,21 @@ Array = Any
 
 
 class AdapterChoice(NamedTuple):
-    """An adapter: its number for the operators, and the key that separates its KV blocks from other adapters'."""
+    """The LoRA adapter of a request: its number in the graphs, and a key for the prefix cache.
+
+    Requests with different keys share no KV blocks.
+    """
 
     number: int
     key: bytes
 
 
 NO_ADAPTER = AdapterChoice(-1, b"")
+"""The choice of a request without an adapter."""
 
 
 class ChangedRows(NamedTuple):
-    """Rows of a parameter that have changed: from `begin` on, and the whole parameter."""
+    """New rows of a parameter from index `begin` on, and the array of the whole parameter."""
 
     parameter: str
     begin: int
@@ -64,8 +68,10 @@ class ChangedRows(NamedTuple):
 class AdapterReader:
     """Reads adapters for one model.
 
-    `matrices` are the model's weights that may be adapted, [N, K] by name; `stored` are those of the checkpoint, whose
-    names adapters use, and `rows` which rows of them each weight is, if they differ.
+    Attributes:
+        matrices: the shapes [N, K] of the model's weights that may be adapted, by name.
+        stored: the shapes of the checkpoint's matrices, whose names adapters use.
+        rows: which rows of a stored matrix each weight is; None if the names are the same.
     """
 
     matrices: Mapping[str, tuple[int, int]]
@@ -76,14 +82,17 @@ class AdapterReader:
     def of(
         cls, graph: Graph, operators: OperatorRegistry, remapped: tuple[StoredTensors, StoredTensors] | None
     ) -> AdapterReader:
-        """The reader for a graph; `remapped` as in `Adapters.read`."""
+        """Create the reader for a graph; `remapped` is as for `Adapters.read`."""
         shapes = {name: resolve(type.shape, {}) for name, type in adaptable_weights(graph, operators).items()}
         matrices = {name: (shape[0], shape[1]) for name, shape in shapes.items()}
         stored, rows = (matrices, None) if remapped is None else _stored_matrices(matrices, *remapped)
         return cls(matrices, stored, rows)
 
     def read(self, path: str) -> Adapter:
-        """Read an adapter from a directory or the Hugging Face Hub. ConfigError and CheckpointError."""
+        """Read an adapter from a directory or the Hugging Face Hub.
+
+        Raises ConfigError and CheckpointError if it is damaged or does not fit the model.
+        """
         from aethermind.checkpoint.lora_adapter import Adapter
 
         adapter = Adapter.read(local_path(path, "adapter"), dict(self.stored))
@@ -91,7 +100,7 @@ class AdapterReader:
 
 
 class AdapterSlots:
-    """The slots of an engine: which adapter each holds, and their parameters. Mutable.
+    """The adapter slots of an engine: which adapter each holds, and the parameters of all. Mutable.
 
     `choices` are the adapters that requests can name. An adapter that was unloaded keeps its slot until no request uses
     it.
@@ -107,28 +116,28 @@ class AdapterSlots:
         self._reader = reader
         self._max_rank = max_rank
         self._dtype = dtype
-        total = num_slots * max_rank
-        self.ranks = dict.fromkeys(weights, total)
+        total_rank = num_slots * max_rank
+        self.ranks = dict.fromkeys(weights, total_rank)
         self.parameters: dict[str, Array] = {}
         for weight in weights:
             num_outputs, num_inputs = reader.matrices[weight]
             arrays = (
-                np.zeros((total, num_inputs), dtype.numpy),
-                np.zeros((total, num_outputs), dtype.numpy),
-                np.arange(0, total + 1, max_rank, dtype=np.int32),
+                np.zeros((total_rank, num_inputs), dtype.numpy),
+                np.zeros((total_rank, num_outputs), dtype.numpy),
+                np.arange(0, total_rank + 1, max_rank, dtype=np.int32),
             )
             self.parameters.update(zip(part_names(weight), arrays, strict=True))
 
     def load(self, name: str, path: str, in_use: Collection[int]) -> list[ChangedRows]:
-        """Read an adapter into a free slot, under a new name, and return what has changed.
+        """Read an adapter into a free slot, under a new name; returns the changed rows of parameters.
 
         `in_use` are the slots of open requests. InvalidArgumentError if the name is taken or no slot is free;
         ConfigError and CheckpointError if the adapter does not fit the model or the slots.
         """
         if name in self.choices:
             raise InvalidArgumentError(f"The adapter {name!r:.100} is loaded already. Unload it first.")
-        taken = {*in_use, *(choice.number for choice in self.choices.values())}
-        number = next((number for number in range(self.num_slots) if number not in taken), None)
+        used_slots = {*in_use, *(choice.number for choice in self.choices.values())}
+        number = next((number for number in range(self.num_slots) if number not in used_slots), None)
         if number is None:
             raise InvalidArgumentError(
                 f"All {self.num_slots} slots for adapters are in use. Unload one of {', '.join(self.choices) or 'them'}"
@@ -143,20 +152,20 @@ class AdapterSlots:
                 f"The adapter {name} has rank {rank}, and slots have rank {self._max_rank}. Start with --max-lora-rank "
                 f"{rank} or more."
             )
-        changed = list(self._rows(name, adapter, number))
+        changed = list(self._changed_rows(name, adapter, number))
         for _, begin, rows, whole in changed:
             whole[begin : begin + len(rows)] = rows
         self.choices[name] = AdapterChoice(number, b"adapter " + adapter.digest)
         return changed
 
     def unload(self, name: str) -> None:
-        """Forget an adapter; open requests keep it. InvalidArgumentError for an unknown name."""
+        """Remove the name of an adapter; open requests keep its slot. InvalidArgumentError for an unknown name."""
         if name not in self.choices:
             loaded = f"there are {', '.join(self.choices)}" if self.choices else "none is loaded"
             raise InvalidArgumentError(f"There is no adapter {name!r:.100}; {loaded}.")
         del self.choices[name]
 
-    def _rows(self, name: str, adapter: Adapter, number: int) -> Iterator[ChangedRows]:
+    def _changed_rows(self, name: str, adapter: Adapter, number: int) -> Iterator[ChangedRows]:
         import numpy as np
 
         begin = number * self._max_rank
@@ -173,22 +182,22 @@ class AdapterSlots:
 def weights_of_slots(
     graph: Graph, operators: OperatorRegistry, reader: AdapterReader, num_slots: int, max_rank: int
 ) -> list[str]:
-    """The weights that every adapter of slots may change: those of products whose rows are tokens."""
+    """Return the weights that adapters in slots may change: those of products whose rows are tokens."""
     weights = [name for name in reader.matrices if reader.rows is None or name in reader.rows]
     ranks = dict.fromkeys(weights, num_slots * max_rank)
 
-    def may_have(some: Collection[str]) -> bool:
+    def can_adapt(names: Collection[str]) -> bool:
         try:
-            with_adapters(graph, operators, {name: ranks[name] for name in some}, num_slots)
+            with_adapters(graph, operators, {name: ranks[name] for name in names}, num_slots)
         except ConfigError:
             return False
         return True
 
-    return weights if may_have(weights) else [name for name in weights if may_have([name])]
+    return weights if can_adapt(weights) else [name for name in weights if can_adapt([name])]
 
 
 def in_dtype(dtype: DType, array: Array, name: str, weight: str) -> Array:
-    """What the adapter `name` adds to a weight, in the dtype of the model; CheckpointError if that overflows."""
+    """Convert what the adapter `name` adds to a weight to the dtype of the model; CheckpointError if it overflows."""
     import numpy as np
 
     with np.errstate(over="ignore"):
@@ -203,31 +212,34 @@ def in_dtype(dtype: DType, array: Array, name: str, weight: str) -> Array:
 def _stored_matrices(
     matrices: Mapping[str, tuple[int, int]], view: StoredTensors, stored: StoredTensors
 ) -> tuple[dict[str, tuple[int, int]], dict[str, StoredRows]]:
-    """Return [N, K] of the stored matrices by name, and by weight which rows of them it is; weights that are not rows
-    of one are left out.
+    """Return the shapes [N, K] of stored matrices by name, and by weight the rows of one that it is.
+
+    `view` is the checkpoint in the graph's names, `stored` as it is stored. Weights that are not rows of one stored
+    matrix are left out.
     """
     from aethermind.checkpoint.remapped import rows_of_stored
 
     names = set(stored.names)
-    found: dict[str, tuple[int, int]] = {}
+    shapes: dict[str, tuple[int, int]] = {}
     rows: dict[str, StoredRows] = {}
     for weight, (_, num_inputs) in matrices.items():
-        one = rows_of_stored(view, weight, stored)
-        if one is not None and one.stored_name in names:
-            num_rows, num_columns = stored.info(one.stored_name).shape  # [N, K], or stored as [K, N]
-            found[one.stored_name] = (num_rows if num_columns == num_inputs else num_columns, num_inputs)
-            rows[weight] = one
-    return found, rows
+        part = rows_of_stored(view, weight, stored)
+        if part is not None and part.stored_name in names:
+            num_rows, num_columns = stored.info(part.stored_name).shape  # [N, K], or stored as [K, N]
+            shapes[part.stored_name] = (num_rows if num_columns == num_inputs else num_columns, num_inputs)
+            rows[weight] = part
+    return shapes, rows
 
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """Adapters by name, in the order of their numbers.
+    """The LoRA adapters of a compiled model.
 
     Attributes:
+        choices: the adapters that requests can name, in the order of their numbers.
         ranks: the sum of all adapters' ranks, by weight.
-        parameters: what graphs with adapters have in addition to the model's parameters (see `graph.low_rank`).
-        capacity: the number of adapters that graphs have.
+        parameters: the parameters that graphs with adapters have besides the model's (see `graph.low_rank`).
+        capacity: the number of adapters for which graphs are compiled.
         slots: where adapters are loaded while the engine runs; None if all are loaded with the model.
     """
 
@@ -248,8 +260,9 @@ class Adapters:
     ) -> Self:
         """Read adapters by name, from directories or the Hugging Face Hub, for a graph that computes in `dtype`.
 
-        An adapter has the names and shapes of the checkpoint. `remapped` are the checkpoint in the graph's names and as
-        it is stored, where these differ; weights that are not rows of one stored matrix cannot be adapted.
+        An adapter has the names and shapes of the checkpoint. If these differ from the graph's, `remapped` is the
+        checkpoint in the graph's names, and as it is stored. Weights that are not rows of one stored matrix cannot be
+        adapted then.
 
         ConfigError and CheckpointError say what is wrong with a directory, or what does not fit the model.
         """
@@ -259,9 +272,9 @@ class Adapters:
         parameters: dict[str, Array] = {}
         for weight in reader.matrices:
             if any(weight in adapter.updates for adapter in adapters.values()):
-                joined = _joined(weight, adapters, dtype)
-                ranks[weight] = len(joined[0])
-                parameters.update(zip(part_names(weight), joined, strict=True))
+                arrays = _concatenated(weight, adapters, dtype)
+                ranks[weight] = len(arrays[0])
+                parameters.update(zip(part_names(weight), arrays, strict=True))
         choices = {
             name: AdapterChoice(number, b"adapter " + adapter.digest)
             for number, (name, adapter) in enumerate(adapters.items())
@@ -298,7 +311,10 @@ class Adapters:
         return with_adapters(graph, operators, self.ranks, self.capacity)
 
     def divided(self, parallel: TensorParallel, adapted: Graph) -> Adapters:
-        """Add one tensor-parallel rank's parts of the parameters; `adapted` is a graph that contains the parameters."""
+        """Return the adapters with one tensor-parallel rank's parts of the parameters.
+
+        `adapted` is a graph that has these parameters.
+        """
         parallel.divide(adapted)
         parts = {
             name: part.of(self.parameters[part.parameter])
@@ -308,14 +324,14 @@ class Adapters:
         return replace(self, parameters={**self.parameters, **parts})
 
     def choose(self, name: str) -> AdapterChoice:
-        """The adapter of that name; InvalidArgumentError for an unknown one lists the adapters."""
+        """Return the adapter of that name; InvalidArgumentError for an unknown one lists the adapters."""
         if name not in self.choices:
             loaded = f"there are {', '.join(self.choices)}" if self.choices else "none is loaded"
             raise InvalidArgumentError(f"There is no adapter {name!r:.100}; {loaded}.")
         return self.choices[name]
 
 
-def _joined(weight: str, adapters: Mapping[str, Adapter], dtype: DType) -> tuple[Array, Array, Array]:
+def _concatenated(weight: str, adapters: Mapping[str, Adapter], dtype: DType) -> tuple[Array, Array, Array]:
     """Concatenate `down`, `up` and `cu_ranks` of a weight over all adapters; one that does not change it has rank 0."""
     import numpy as np
 

@@ -1,4 +1,8 @@
-"""A model compiled for a device: source, graphs, plan, weight formats, and the layout of its KV cache."""
+"""A model compiled for a device: its source, graphs, plan, weight formats, and the layout of its KV cache.
+
+Terms: a *plan* is the list of kernel calls to which a graph is lowered. The *plain step* is the graph that most steps
+run (see `model_graph`). The *output projection* (lm_head) turns hidden states into logits.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +35,8 @@ __all__ = ["CompiledModel", "compile_for"]
 
 logger = get_logger(__name__)
 
-_ROWS_OF_TEXT = {GraphKind.SCORES: 64, GraphKind.HIDDEN_STATES: 1 << 30}
-"""Rows that such a graph computes at a time: few if each takes a row of logits, else as many as tokens."""
+_MAX_TEXT_ROWS = {GraphKind.SCORES: 64, GraphKind.HIDDEN_STATES: 1 << 30}
+"""Maximum number of output rows of a graph for whole texts: few if each takes a logits row, else one for each token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +45,21 @@ class CompiledModel:
 
     Attributes:
         ignored_names: patterns of checkpoint tensors that the graph does not use.
-        model: the network that writes the graphs.
+        model: the implementation of the architecture, which writes the graphs.
         config: the engine's options; those of an encoder are adapted (see `for_whole_texts`).
         generation: the contents of generation_config.json.
         step: the graph of the plain step and its plan.
         computed: parameters by name that come from the configuration and not from the checkpoint.
         weight_formats: the formats of parameters that are not stored dense, by name.
-        row_formats: those of `weight_formats` in which rows are looked up, too.
+        row_formats: those of `weight_formats` from which rows are also looked up, as from a tied embedding table.
         draft: the draft model of speculative decoding, or the MTP module, compiled for the same open device.
-        outputs_hidden_states: whether the graphs of steps have the output `hidden_states` F[T, hidden_size], what the
-            output projection reads, of all tokens; those of an MTP module have the rows that get logits.
-        shared_parameters: those of an MTP module whose constants are its model's.
-        parallel: the tensor-parallel rank that this is; its graphs are divided, and `parameter_types` are the rank's.
+        outputs_hidden_states: whether the graphs of steps have the output `hidden_states`, the input of the output
+            projection: F[T, hidden_size], of all tokens; for an MTP module F[R, hidden_size], of the logits rows.
+        shared_parameters: parameters of an MTP module for which it uses the constants of its model.
+        parallel: the tensor-parallel rank for which it is compiled; graphs and `parameter_types` are those of the rank.
         adapters: the LoRA adapters that requests can name; their parameters are not among `parameter_types`.
         is_headless: whether the checkpoint has no output matrix, so that the graphs' logits are meaningless.
-        is_encoder: whether the model computes vectors of texts and generates nothing.
+        is_encoder: whether the model computes embeddings of texts and generates nothing.
     """
 
     source: ModelSource
@@ -101,12 +105,12 @@ class CompiledModel:
 
     @property
     def generates(self) -> bool:
-        """Whether the model generates text; otherwise it only computes vectors of texts."""
+        """Whether the model generates text; otherwise it only computes embeddings of texts."""
         return not (self.is_encoder or self.is_headless)
 
     @property
     def pooling(self) -> str:
-        """The default pooling of text vectors: last, mean or cls."""
+        """The default pooling of embeddings: last, mean or cls."""
         return self.source.pooling() or (self.model.pooling if isinstance(self.model, TextEncoder) else "last")
 
     @property
@@ -128,15 +132,18 @@ class CompiledModel:
         )
 
     def with_end_tokens_of(self, tokenizer: Tokenizer) -> CompiledModel:
-        """Add this tokenizer's end tokens to those that end an answer.
+        """Add this tokenizer's end tokens to those that end an output.
 
         Fine-tuning often changes the tokenizer's files only, so end tokens are collected from all files.
         """
-        valid = (token_id for token_id in tokenizer.end_token_ids if token_id < self.model.config.vocab_size)
-        return replace(self, eos_token_ids=self.eos_token_ids.union(valid))
+        token_ids = (token_id for token_id in tokenizer.end_token_ids if token_id < self.model.config.vocab_size)
+        return replace(self, eos_token_ids=self.eos_token_ids.union(token_ids))
 
     def choose_adapter(self, name: str) -> AdapterChoice:
-        """The adapter of that name, or `NO_ADAPTER` for an empty one; InvalidArgumentError lists the adapters."""
+        """Return the adapter of that name, `NO_ADAPTER` for an empty name.
+
+        InvalidArgumentError for an unknown one lists the adapters.
+        """
         if not name:
             return NO_ADAPTER
         if self.adapters is None:
@@ -159,8 +166,8 @@ class CompiledModel:
         if self.parallel is not None:
             graph = self.parallel.divide(graph)
         symbols = dict(self.step.plan.symbols)
-        if key.kind in _ROWS_OF_TEXT:
-            symbols["R"] = max(symbols["R"], min(symbols["T"], _ROWS_OF_TEXT[key.kind]))
+        if key.kind in _MAX_TEXT_ROWS:
+            symbols["R"] = max(symbols["R"], min(symbols["T"], _MAX_TEXT_ROWS[key.kind]))
         return compile_for(
             self.open_device,
             graph,

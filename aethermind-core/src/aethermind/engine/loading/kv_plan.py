@@ -43,18 +43,21 @@ __all__ = [
 logger = get_logger(__name__)
 
 _MIN_CHUNK = 64
-"""Tokens of a prompt that a step can always add where sliding windows free blocks. Chunks shrink to so many when blocks
-are short, which concerns the last tokens of a prompt that fills the cache; each token of a chunk costs a slot in every
-group of windows."""
+"""The chunk of a prompt, in tokens, for which a layer group with a sliding window always has blocks.
+
+When blocks are short, chunks shrink to this size, as at the end of a prompt that fills the cache. Every token of a
+chunk needs a slot in each group with a window.
+"""
 
 _MAX_EMPTY_BLOCKS = 4096
-"""Blocks of a context in which nothing is stored, because the model has no attention: they count tokens, and the prefix
-cache finds snapshots by them."""
+"""Maximum number of blocks of a context if the model has no attention. Its blocks hold nothing: they count tokens, and
+the prefix cache finds snapshots by their hashes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class KVPlan:
-    """The size of a KV cache before its memory is allocated; `num_swap_blocks` are in host memory.
+    """The size of a KV cache before its memory is allocated. `num_swap_blocks` are in swap space.
 
     If `is_upper_bound`, `num_blocks` is the most that requests could ever use, and `fitting_num_blocks` decides how
     many of them fit.
@@ -77,10 +80,10 @@ def plan_kv(
 ) -> KVPlan:
     """Plan the KV cache of a model that computes in `dtype`.
 
-    `has_checkpoints`: sequences return to earlier recurrent states after wrong drafts (`KVCache.checkpoint`).
+    `has_checkpoints` says whether recurrent states are checkpointed for wrong drafts (`KVCache.checkpoint`).
 
-    Raises InvalidArgumentError for a dtype or a context length that the model cannot have and for a block size that the
-    device's kernels do not take, OutOfMemoryError for a cache that does not fit into memory.
+    Raises InvalidArgumentError for a dtype or a context length that the model does not support, and for a block size
+    that the device's kernels do not take; OutOfMemoryError for a cache that does not fit into memory.
     """
     config, spec, num_swap_blocks, wanted_len = _plan_spec(config, dtype, model, opened, has_checkpoints)
     if spec.is_recurrent:
@@ -101,7 +104,7 @@ def plan_kv(
 
 
 def plan_one_sequence(config: EngineConfig, dtype: DType, model: CausalLM | TextEncoder, opened: OpenDevice) -> KVPlan:
-    """Plan the least KV cache for contexts of the wanted length, that of one sequence, whether it fits or not."""
+    """Plan the smallest KV cache for the context length: that of one sequence, whether it fits into memory or not."""
     has_checkpoints = config.speculative_method is not None
     _, spec, num_swap_blocks, wanted_len = _plan_spec(config, dtype, model, opened, has_checkpoints)
     return KVPlan(spec, spec.num_blocks_for(wanted_len), num_swap_blocks, wanted_len)
@@ -110,8 +113,9 @@ def plan_one_sequence(config: EngineConfig, dtype: DType, model: CausalLM | Text
 def _plan_spec(
     config: EngineConfig, dtype: DType, model: CausalLM | TextEncoder, opened: OpenDevice, has_checkpoints: bool
 ) -> tuple[EngineConfig, KVCacheSpec, int, int]:
-    """Return the configuration, with a number of blocks where these take no memory; the spec; the number of swap
-    blocks; and the context length.
+    """Return the configuration, the spec, the number of swap blocks, and the context length.
+
+    For a model without attention, whose blocks take no memory, the configuration has a number of blocks.
     """
     wanted_len = _wanted_len(config, model.config)
     if isinstance(model, TextEncoder):
@@ -129,19 +133,19 @@ def _plan_spec(
 
 
 def for_whole_texts(config: EngineConfig, encoder: DecoderConfig) -> EngineConfig:
-    """Adapt an encoder's options: a step holds one text of full length, whose tokens attend in both directions."""
+    """Adapt the options of an encoder: a step computes a whole text, because tokens attend in both directions."""
     length = _wanted_len(config, encoder)
     num_tokens = max(config.max_num_batched_tokens, length)
     return replace(config, max_num_batched_tokens=num_tokens, num_kv_blocks=1)
 
 
 def _minimal_spec(max_model_len: int) -> KVCacheSpec:
-    """The smallest cache, two bytes per token, for encoders: they cache nothing, but requests are counted in blocks."""
+    """Return the spec for encoders. They cache nothing, but requests need blocks; these have two bytes a token."""
     return KVCacheSpec.uniform(1, 1, 1, "int8", max_model_len)
 
 
 def _block_size(config: EngineConfig, max_model_len: int, capabilities: Capabilities) -> int:
-    """Tokens per block: those of the layout, of the options, or that the device prefers."""
+    """Return the tokens per block: by the layout, by the option, or the number that the device prefers."""
     if config.kv_cache_layout != "paged":
         return 1 if config.kv_cache_layout == "cell" else max_model_len
     return capabilities.default_block_size if config.block_size is None else config.block_size
@@ -161,12 +165,12 @@ def _check_block_size(config: EngineConfig, block_size: int, backend: Backend) -
 def _choose_spec(
     config: EngineConfig, dtype: DType, model: CausalLM, max_model_len: int, block_size: int
 ) -> KVCacheSpec:
-    """Keys and values in the computing dtype, or quantised with a float32 scale for each head of a token.
+    """Return the spec: keys and values in the dtype of the computation, or quantised with a scale a head and token.
 
-    Layers with a window are groups of their own where that saves memory in contexts of `max_model_len`. With a KV store
-    there is one group, because stored blocks hold all layers of their tokens, and with a context shift, because that
-    drops blocks in the middle. A model without attention stores nothing in its blocks, so their number is limited
-    instead: a context has at most `_MAX_EMPTY_BLOCKS`.
+    Layers with a sliding window form separate groups if that saves memory in contexts of `max_model_len`. There is only
+    one group with a KV store, because stored blocks hold all layers of their tokens, and with a context shift, because
+    that drops blocks in the middle. For a model without attention the block size is raised to limit the number of
+    blocks (`_MAX_EMPTY_BLOCKS`).
     """
     stored = dtype if config.kv_cache_dtype == "auto" else DType.parse(config.kv_cache_dtype)
     if stored not in (dtype, *CODE_DTYPES):
@@ -193,10 +197,10 @@ def _choose_spec(
 
 
 def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice, has_checkpoints: bool) -> KVCacheSpec:
-    """Add state slots for all requests that run at once, as many for checkpoints if there are some, and two snapshots
-    for each if prefixes are cached: one of its own, and one that the prefix cache keeps.
+    """Add state slots to the spec of a recurrent model: one for each running request, and one for its checkpoint.
 
-    If a third of the memory holds fewer, half of the slots are for snapshots.
+    With a prefix cache there are two snapshots for each request: its own, and one that the prefix cache keeps. All
+    slots take at most a third of the memory; if that holds fewer, half of them are for snapshots.
     """
     if not spec.is_recurrent:
         return spec
@@ -226,7 +230,7 @@ def _warn_of_few_slots(config: EngineConfig, spec: KVCacheSpec, opened: OpenDevi
 
 
 def _wanted_len(config: EngineConfig, decoder: DecoderConfig) -> int:
-    """The context length: beyond max_position_embeddings only on request, and as far as RoPE scaling allows."""
+    """Return the context length: beyond max_position_embeddings only on request, and as far as RoPE scaling allows."""
     limit = max(decoder.max_position_embeddings, decoder.rope.max_positions)
     if config.max_model_len is None:
         return decoder.max_position_embeddings
@@ -245,13 +249,13 @@ def _reports_free_memory(opened: OpenDevice) -> bool:
 
 
 def _max_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: int) -> int:
-    """Blocks for every sequence of a step at full length, and at least the usual number, for the prefix cache."""
+    """Return the blocks of all sequences of a step at full length, and at least `_typical_num_blocks`."""
     num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
     return max(num_seqs * cache.num_blocks_for(max_model_len), _typical_num_blocks(config, cache, max_model_len))
 
 
 def _typical_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: int) -> int:
-    """Blocks for one sequence of full length and a batch of medium ones."""
+    """Return the blocks of one sequence of full length and of a batch of medium ones."""
     num_seqs, medium_len = min(config.max_num_seqs, 16), min(max_model_len, 2048)
     if len(cache.groups) > 1:
         return cache.num_blocks_for(max_model_len) + num_seqs * cache.num_blocks_for(medium_len)
@@ -259,8 +263,9 @@ def _typical_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len:
 
 
 def _default_num_blocks(config: EngineConfig, cache: KVCacheSpec, max_model_len: int, opened: OpenDevice) -> int:
-    """The usual number, limited to a third of the memory, because a host's memory has other users, unless the memory to
-    use is given. `loader` lowers it to what is free.
+    """Return `_typical_num_blocks`, limited to a third of the memory, because other processes use host memory, too.
+
+    With the option `memory` there is no such limit. `loader` lowers the number to what is free.
     """
     wanted = _typical_num_blocks(config, cache, max_model_len)
     if config.memory is not None:
@@ -290,8 +295,10 @@ def _check_fits(num_blocks: int, cache: KVCacheSpec, opened: OpenDevice) -> None
 def _with_swap_space(
     config: EngineConfig, cache: KVCacheSpec, max_model_len: int, opened: OpenDevice
 ) -> tuple[KVCacheSpec, int]:
-    """Divide the swap space: state slots for as many sequences as run at once, in at most half of it beside blocks, and
-    blocks. Returns the spec with these slots, and the number of blocks.
+    """Divide the swap space into state slots and blocks; returns the spec with these slots, and the number of blocks.
+
+    There are state slots for at most as many sequences as run at once. They take at most half of the space, unless
+    blocks are empty.
     """
     wanted, total, where = int(config.swap_space * 2**30), host_memory_bytes(), "the host"
     if config.swap_device is not None:
@@ -310,7 +317,7 @@ def _with_swap_space(
                 f"A swap space of {config.swap_space} GiB holds no recurrent state of {_size(cache.bytes_per_slot)} "
                 "beside blocks. Raise swap_space, or set it to 0 for none."
             )
-        if not cache.bytes_per_block:  # blocks take no memory: those of as many whole contexts
+        if not cache.bytes_per_block:  # blocks take no memory: as many as these sequences have at full length
             return cache, num_slots * cache.num_blocks_for(max_model_len)
     num_blocks = wanted // cache.bytes_per_block
     if config.swap_space and not num_blocks:
@@ -322,9 +329,9 @@ def _with_swap_space(
 
 
 def find_swap_device(opened: OpenDevice, name: str) -> DeviceId:
-    """Return the device of this name; InvalidArgumentError unless it is a peer of the opened one.
+    """Return the device whose memory is the swap space; InvalidArgumentError unless it is a peer of the opened one.
 
-    Without peer access a copy would go through host memory, so swapping to host memory would be faster.
+    Without peer access copies would go through host memory, so swapping to host memory would be faster.
     """
     device, backend = DeviceId.parse(name), opened.backend
     if backend.capabilities.is_host_accessible:
@@ -347,11 +354,14 @@ def find_swap_device(opened: OpenDevice, name: str) -> DeviceId:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """Bytes of device memory that a loaded model takes, as its allocator rounds them, its draft model included.
+    """Bytes of device memory that a loaded model and its draft model take, as the allocator rounds them.
 
     Attributes:
-        block_parts: the bytes of one KV block in each cache tensor, before `footprint` rounds them.
-        states: the bytes of all recurrent states.
+        weights: bytes of weights.
+        steps: bytes of arenas, inputs and workspaces of the graphs.
+        states: bytes of all recurrent states.
+        block_parts: bytes of one KV block in each cache tensor, before `footprint` rounds them.
+        footprint: rounds the size of an allocation as the allocator does.
     """
 
     weights: int
@@ -362,11 +372,11 @@ class MemoryNeeds:
 
     @classmethod
     def of(cls, compiled: CompiledModel, *, is_draft: bool = False) -> Self:
-        """The needs of a model whose weights are not read yet. A draft model runs plain steps only."""
+        """Compute the needs of a model before its weights are read. A draft model runs plain steps only."""
         footprint = compiled.open_device.backend.allocator.footprint
         types, plain = compiled.parameter_types, compiled.step.plan
         plans = [plain]
-        if not is_draft:  # the adjusted step is the usual variant; others allocate when they first run
+        if not is_draft:  # the adjusted step is the most common variant; others allocate when they first run
             plans.append(compiled.compile(GraphKey(is_adjusted=True)).plan)
         if compiled.adapters is not None:
             types |= compiled.adapters.types
@@ -375,29 +385,29 @@ class MemoryNeeds:
         steps = sum(_step_bytes(compiled, plan) for plan in plans)
         if compiled.config.prefill_stream:  # the plain step once more
             steps += _step_bytes(compiled, plain)
-        of_slots = compiled.cache_spec.state_shapes.keys()
-        parts = tuple(
-            type.nbytes({}) // compiled.num_kv_blocks for name, type in plain.states.items() if name not in of_slots
+        state_names = compiled.cache_spec.state_shapes.keys()
+        block_parts = tuple(
+            type.nbytes({}) // compiled.num_kv_blocks for name, type in plain.states.items() if name not in state_names
         )
-        states = sum(footprint(plain.states[name].nbytes({})) for name in of_slots)
+        states = sum(footprint(plain.states[name].nbytes({})) for name in state_names)
         if compiled.draft is None:
-            return cls(weights, steps, states, parts, footprint)
+            return cls(weights, steps, states, block_parts, footprint)
         draft = cls.of(compiled.draft, is_draft=True)
         return cls(
             weights + draft.weights,
             steps + draft.steps,
             states + draft.states,
-            parts + draft.block_parts,
+            block_parts + draft.block_parts,
             footprint,
         )
 
     def of_blocks(self, num_blocks: int) -> int:
-        """The bytes of so many blocks."""
+        """Return the bytes of `num_blocks` blocks."""
         return sum(self.footprint(num_blocks * part) for part in self.block_parts)
 
 
 def fitting_num_blocks(compiled: CompiledModel) -> int:
-    """The number of KV blocks that fit into free memory up to `gpu_memory_utilization`, at most those of the plan.
+    """Return the number of KV blocks that fit into free memory up to `gpu_memory_utilization`, at most those planned.
 
     OutOfMemoryError if not even one sequence of the requested length fits, or no block at all.
     """
@@ -411,10 +421,10 @@ def fitting_num_blocks(compiled: CompiledModel) -> int:
     if config.memory_bytes is not None:
         allowed = min(allowed, in_use + config.memory_bytes)
     available = allowed - in_use - needs.weights - needs.steps - needs.states
-    block = max(1, sum(needs.block_parts))
-    num_blocks = min(compiled.num_kv_blocks, available // block)
+    block_bytes = max(1, sum(needs.block_parts))
+    num_blocks = min(compiled.num_kv_blocks, available // block_bytes)
     while num_blocks > 0 and (excess := needs.of_blocks(num_blocks) - available) > 0:
-        num_blocks -= -(-excess // block)
+        num_blocks -= -(-excess // block_bytes)
     num_wanted = spec.num_blocks_for(1 if config.max_model_len is None else compiled.max_model_len)
     if num_blocks < num_wanted:
         num_tokens = min(spec.num_tokens_in(num_wanted), compiled.max_model_len)
@@ -430,7 +440,7 @@ def fitting_num_blocks(compiled: CompiledModel) -> int:
 
 
 def warn_of_short_context(opened: OpenDevice, num_tokens: int, wanted_len: int) -> None:
-    """Say that contexts end before the model's length, because memory holds no more."""
+    """Warn that contexts are shorter than the model's, because memory holds no more."""
     logger.warning(
         "The memory of %s holds the KV cache of %s tokens beside this model, so contexts end there instead of at "
         "%s. Pass --kv-cache-dtype int8 for nearly twice as many.",

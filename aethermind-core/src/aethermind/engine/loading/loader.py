@@ -16,7 +16,7 @@ from aethermind.engine.loading.memory_estimate import MemoryPlanner, memory_limi
 from aethermind.engine.loading.model_graph import StepGraphs, check_context_shift, max_symbols
 from aethermind.engine.loading.model_weights import is_base_model, remapped_checkpoint, stored_formats
 from aethermind.engine.loading.tensor_parallel import TensorParallel, num_threads_of
-from aethermind.engine.loading.weight_formats import WeightFormats, held_formats
+from aethermind.engine.loading.weight_formats import WeightFormats, formats_on_device
 from aethermind.errors import ConfigError, InvalidArgumentError
 from aethermind.graph.tensor_parallel import Share, with_collectives
 from aethermind.hal.dtype import DType
@@ -53,8 +53,8 @@ def compile_model(
 ) -> CompiledModel:
     """Read a model's configuration, open the device unless it is `opened`, and compile the plan of the plain step.
 
-    With `tensor_parallel_size` above 1 the plan is that of `rank`. `is_draft`: the model drafts for another one.
-    `options` may replace the configuration.
+    With `tensor_parallel_size` above 1 the plan is that of `rank`. `is_draft` means that the model drafts for another
+    one. `options` may be given instead of a configuration.
     """
     config = config or EngineConfig.of(**options)
     source = runtime.open_source(model, config.tokenizer)
@@ -85,7 +85,9 @@ def compile_model(
     graph = builder.finish()
     if config.context_shift:
         check_context_shift(graph, kv.spec)
-    stored = {} if config.load_format == "dummy" else held_formats(stored_formats(source, network), opened.dispatcher)
+    stored = (
+        {} if config.load_format == "dummy" else formats_on_device(stored_formats(source, network), opened.dispatcher)
+    )
     adapters = _read_adapters(config, source, name, network, graph, operators, dtype)
     if parallel is not None:
         if adapters is not None:
@@ -94,7 +96,7 @@ def compile_model(
         stored = parallel.formats(stored)
     weight_formats = formats.of_parameters(graph, operators, stored)
     row_formats = formats.of_rows(weight_formats, stored)
-    # The memory of a draft model beside its blocks does not depend on their number.
+    # The memory of a draft model, besides that of its blocks, does not depend on their number.
     num_draft_blocks = kv.spec.num_blocks_for(kv.max_model_len) if kv.is_upper_bound else kv.num_blocks
     compiled = CompiledModel(
         source=source,
@@ -142,9 +144,10 @@ def _open_for_rank(
 def _build_graph(
     architecture: Architecture, raw: Mapping[str, Any], source: ModelSource, config: EngineConfig, graphs: StepGraphs
 ) -> tuple[CausalLM | TextEncoder, GraphBuilder, bool]:
-    """Write the graph of the plain step; returns its model, its builder, and whether the checkpoint has no head.
+    """Write the graph of the plain step; returns the model, the graph's builder, and whether the checkpoint is
+    headless.
 
-    The embeddings replace the output matrix of a checkpoint without a head, whose logits are never read.
+    A headless checkpoint has no output matrix. The embeddings replace it, and the logits are never read.
     """
     builder = graphs.build()
     if config.load_format == "dummy" or not is_base_model(source, builder.parameter_names):
@@ -190,16 +193,22 @@ def _read_adapters(
 
 
 def _within_memory(runtime: Runtime, compiled: CompiledModel) -> CompiledModel:
-    """Lower a default number of KV blocks to what fits into memory. If that is less than a sequence of the length that
-    was asked for, it remains as it is, and `check_memory` refuses the model.
+    """Lower a default number of KV blocks to what fits into memory.
+
+    If not even one sequence of the requested length fits, the number is not lowered, and `check_memory` refuses the
+    model.
     """
     spec, config = compiled.cache_spec, compiled.config
     if config.num_kv_blocks is not None or not spec.has_attention or compiled.is_encoder:
         return compiled
     limit = memory_limit(compiled)
     num_blocks = compiled.num_kv_blocks if limit is None else MemoryPlanner(compiled).num_fitting_blocks(limit)
-    least = spec.num_blocks_for(1 if config.max_model_len is None else compiled.max_model_len)
-    return _with_num_blocks(runtime, compiled, num_blocks) if least <= num_blocks < compiled.num_kv_blocks else compiled
+    min_blocks = spec.num_blocks_for(1 if config.max_model_len is None else compiled.max_model_len)
+    return (
+        _with_num_blocks(runtime, compiled, num_blocks)
+        if min_blocks <= num_blocks < compiled.num_kv_blocks
+        else compiled
+    )
 
 
 def _with_num_blocks(runtime: Runtime, compiled: CompiledModel, num_blocks: int) -> CompiledModel:
@@ -236,10 +245,10 @@ def _with_num_blocks(runtime: Runtime, compiled: CompiledModel, num_blocks: int)
 
 
 def open_to_explain(runtime: Runtime, config: EngineConfig) -> OpenDevice:
-    """Open the device of a configuration whose `fallback` is "allow", with a reference for each missing kernel.
+    """Open the device of a configuration whose `fallback` is "allow", with a reference kernel for each missing kernel.
 
-    References cannot run on a device whose memory the host cannot reach. There a plan with them serves inspection only,
-    and its `fallbacks` are the operators for which the device needs kernels.
+    Reference kernels cannot run on a device whose memory the host cannot access. A plan for such a device serves
+    inspection only; its `fallbacks` are the operators for which the device needs kernels.
     """
     from aethermind.dispatch.reference import reference_kernels
 
@@ -263,7 +272,7 @@ def _open_device(runtime: Runtime, config: EngineConfig, rank: int = 0) -> OpenD
 
 
 def _compile_draft(runtime: Runtime, compiled: CompiledModel, num_blocks: int) -> CompiledModel | None:
-    """Compile what drafts for a model, if anything does: its MTP module, or the draft model, with so many KV blocks."""
+    """Compile the model that drafts for another: its MTP module or the draft model; None without either."""
     config = compiled.config
     if config.speculative_method == _MTP_METHOD:
         is_first_rank = compiled.parallel is None or compiled.parallel.share.rank == 0
@@ -296,27 +305,28 @@ def _choose_dtype(text: str, of_checkpoint: DType, supported: tuple[DType, ...],
 
 
 def _eos_token_ids(decoder: DecoderConfig, generation: Mapping[str, Any]) -> frozenset[int]:
-    """The ids that end an answer, from both configuration files, without ids that the model cannot produce.
+    """Return the ids that end an output, from both configuration files, without ids that the model cannot produce.
 
     `CompiledModel.with_end_tokens_of` adds those of the tokenizer.
     """
     value = generation.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
+    if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
         raise ConfigError(
             f"eos_token_id in generation_config.json should be a token id or a list of them, got {value!r}."
         )
-    for file, given in (("config.json", decoder.eos_token_ids), ("generation_config.json", ids)):
-        for item in given:
-            if not 0 <= item < decoder.vocab_size:
-                logger.warning("eos_token_id in %s is %s, which no token has: no answer ends with it.", file, item)
-    return frozenset(item for item in (*decoder.eos_token_ids, *ids) if 0 <= item < decoder.vocab_size)
+    for file, file_ids in (("config.json", decoder.eos_token_ids), ("generation_config.json", ids)):
+        for token_id in file_ids:
+            if not 0 <= token_id < decoder.vocab_size:
+                logger.warning("eos_token_id in %s is %s, which no token has: no answer ends with it.", file, token_id)
+    return frozenset(token_id for token_id in (*decoder.eos_token_ids, *ids) if 0 <= token_id < decoder.vocab_size)
 
 
 def _compile_mtp(runtime: Runtime, compiled: CompiledModel, num_blocks: int) -> CompiledModel:
     """Compile the MTP module of a model for its device, with a KV cache of `num_blocks` blocks.
 
-    The embeddings and the output matrix are the model's own constants, unless ranks share that. InvalidArgumentError if
+    The module uses the model's constants of the embeddings and the output matrix, unless these are divided among ranks.
+    InvalidArgumentError if
     the model or its checkpoint has no such module.
     """
     module = _find_module(runtime, compiled)
@@ -329,7 +339,7 @@ def _compile_mtp(runtime: Runtime, compiled: CompiledModel, num_blocks: int) -> 
     builder = graphs.build()
     graph = builder.finish()
     is_dummy = config.load_format == "dummy"
-    stored = {} if is_dummy else held_formats(stored_formats(compiled.source, module), opened.dispatcher)
+    stored = {} if is_dummy else formats_on_device(stored_formats(compiled.source, module), opened.dispatcher)
     formats = WeightFormats.choose(runtime.weight_formats, config.quantization, config.lm_head_quantization)
     weight_formats = formats.of_parameters(graph, operators, stored)
     row_formats = formats.of_rows(weight_formats, stored)

@@ -1,4 +1,4 @@
-"""The check that a model fits into memory, before a byte of its weights is read, and what fits where it does not."""
+"""The check that a model fits into memory, before its weights are read; if it does not, which options would fit."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 __all__ = ["PART_TITLES", "check_memory", "fitting_options"]
 
 _FORMATS = ("int8", "int4")
-"""Weight formats that every device has kernels or references for, the more exact first."""
+"""Weight formats that are suggested, the more exact first; every device has kernels or references for them."""
 _SEARCH_S = 0.6
-"""Seconds after which no further weight format is tried: a refusal is to come at once."""
+"""Seconds after which no further weight format is tried, so that the error is raised soon."""
 PART_TITLES = {"kv_cache": "KV cache", "process": "the process itself", "bookkeeping": "requests"}
-"""Names of the parts of a `MemoryEstimate` for messages, where they differ."""
+"""Titles of parts of a `MemoryEstimate` in messages, if they differ from the names."""
 
 
 def check_memory(runtime: Runtime, model: str | Path, compiled: CompiledModel, config: EngineConfig) -> MemoryEstimate:
-    """Return what a compiled model takes; OutOfMemoryError says what would fit where that is more than there is."""
+    """Return the memory that a compiled model takes; OutOfMemoryError if there is less, with options that would fit."""
     limit, estimate = memory_limit(compiled), MemoryPlanner(compiled).estimate()
     # On a device with memory of its own, `fitting_num_blocks` has chosen as many blocks as fit, unless they were given.
     is_chosen = config.num_kv_blocks is None and not compiled.open_device.backend.capabilities.is_host_accessible
@@ -51,7 +51,7 @@ def check_memory(runtime: Runtime, model: str | Path, compiled: CompiledModel, c
 def fitting_options(
     runtime: Runtime, model: str | Path, compiled: CompiledModel, config: EngineConfig, limit: int
 ) -> list[str]:
-    """Return options with each of which a model takes at most `limit`: the largest context, the largest batch, and
+    """Return options, each of which lets a model fit into `limit` bytes: the largest context, the largest batch, and
     weight formats.
     """
     planner, found = MemoryPlanner(compiled), []
@@ -71,7 +71,7 @@ def fitting_options(
 
 
 def _fits_in(runtime: Runtime, model: str | Path, compiled: CompiledModel, config: EngineConfig, limit: int) -> bool:
-    """Whether a model fits with another configuration and the context that was asked for, or any if none was."""
+    """Whether a model fits with another configuration and the requested context length, or else with any."""
     length = config.max_model_len or 1
     config = replace(config, num_kv_blocks=compiled.cache_spec.num_blocks_for(length), fallback="allow")
     try:

@@ -1,7 +1,7 @@
 """The memory that a model will take, part by part, from its compiled plan and the headers of its files.
 
-No weight is read. The sizes of weights, KV cache and arena are exact, because the plan decides them. What the Python
-process takes is measured: its resident memory now, and what serving adds to that (`_SERVING_BYTES`).
+No weight is read. The sizes of weights, KV cache and arena are exact, because they follow from the plan. The memory of
+the Python process is its resident memory now, and a constant that serving adds (`_SERVING_BYTES`).
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 __all__ = ["MemoryEstimate", "MemoryPlanner", "memory_limit"]
 
 _SERVING_BYTES = 16 << 20
-"""What the process takes beyond its memory at planning: modules, threads and requests."""
+"""Bytes that the process takes beyond its resident memory at planning, for modules, threads and requests."""
 _BYTES_PER_CACHED_TOKEN = 48
-"""Bookkeeping on the host of a token in the KV cache: its id in its request, and its share of a block's entry."""
+"""Host memory for the bookkeeping of a token in the KV cache: its id in the request, its share of a block's entry."""
 _BYTES_PER_DECODED_VALUE = 1.25
-"""Memory that a quantised tensor takes while it is read: codes of a byte, and scales."""
+"""Bytes per value of a quantised tensor while it is read: one for the integer code, and a share of the scales."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes that a model takes at most, by part, on its device and in host memory beside it.
+    """An upper bound of the bytes that a model takes, by part: on its device, and in host memory.
 
-    `host` is empty where the device computes in host memory: all parts are in `device` then. `mapped_bytes` are read in
-    place from mapped files, row by row, so the system may drop them; they are no part of the total. With several ranks
-    the parts are those of all ranks on the machine.
+    If the device computes in host memory all parts are in `device`, and `host` is empty. `mapped_bytes` are weights
+    that are read in place from mapped files, row by row. The system may drop their pages, so they are not in the
+    totals. With several ranks the parts are those of all ranks on the machine.
     """
 
     device: Mapping[str, int]
@@ -58,13 +58,13 @@ class MemoryEstimate:
 
     @property
     def host_bytes(self) -> int:
-        """The total in host memory beside the device."""
+        """The total in host memory, if the device has memory of its own."""
         return sum(self.host.values())
 
 
 @dataclass(frozen=True, slots=True)
-class _Weights:
-    """Bytes of weights: allocated ones, those read in place from files, and the most that packing one takes."""
+class _WeightBytes:
+    """Bytes of weights: allocated ones, mapped ones, and the maximum that is needed to pack one of them."""
 
     allocated: int
     mapped: int
@@ -72,7 +72,7 @@ class _Weights:
 
 
 class MemoryPlanner:
-    """Estimates the memory of a compiled model, with its own sizes and with others."""
+    """Estimates the memory of a compiled model, with its own limits or with others."""
 
     def __init__(self, compiled: CompiledModel, resident: int | None = None) -> None:
         """`resident` is the memory of the process before the model is loaded; None measures it."""
@@ -82,47 +82,50 @@ class MemoryPlanner:
         self._arenas: dict[tuple[int, ...], int] = {}
 
     def estimate(self, config: EngineConfig | None = None) -> MemoryEstimate:
-        """Estimate the memory with the model's own sizes, or at least with those of another configuration.
+        """Estimate the memory with the model's own limits, or the least memory with those of another configuration.
 
         `config` may differ in `max_model_len`, `max_num_seqs` and `max_num_batched_tokens`; its KV cache holds one
         sequence of full length.
         """
         compiled = self._compiled
         if config is None:
-            return self._of(self._own_kv, compiled.step.plan.symbols)
+            return self._estimate_for(self._own_kv, compiled.step.plan.symbols)
         kv = plan_one_sequence(config, compiled.dtype, compiled.model, compiled.open_device)
         num_eos = len(compiled.eos_token_ids)
         symbols = max_symbols(config, kv.max_model_len, kv.spec, compiled.model.config.vocab_size, num_eos)
         if compiled.is_encoder:
             symbols["R"] = symbols["T"]
-        return self._of(kv, symbols)
+        return self._estimate_for(kv, symbols)
 
     def num_fitting_blocks(self, limit: int) -> int:
-        """The most KV blocks, up to those of the model, with which it takes at most `limit`; 0 if one is too many."""
+        """Return the maximum number of KV blocks, up to the model's, that fit into `limit` bytes; 0 if none fits."""
         kv, symbols = self._own_kv, self._compiled.step.plan.symbols
 
         def fits(num_blocks: int) -> bool:
-            return self._of(replace(kv, num_blocks=num_blocks), symbols).device_bytes <= limit
+            return self._estimate_for(replace(kv, num_blocks=num_blocks), symbols).device_bytes <= limit
 
-        return kv.num_blocks if fits(kv.num_blocks) else _last(fits, kv.num_blocks)
+        return kv.num_blocks if fits(kv.num_blocks) else _largest_fitting(fits, kv.num_blocks)
 
     def largest_context(self, limit: int) -> int:
-        """The longest context, in whole blocks, with which the model takes at most `limit`; 0 if none is."""
+        """Return the longest context, in whole blocks, with which the model fits into `limit` bytes; 0 if none fits."""
         config, longest = self._compiled.config, self._compiled.model.config.max_position_embeddings
         block_size = self._compiled.cache_spec.block_size
         if self._fits(replace(config, max_model_len=longest), limit):
             return longest
         num_blocks = -(-longest // block_size)
-        return block_size * _last(
+        return block_size * _largest_fitting(
             lambda count: self._fits(replace(config, max_model_len=count * block_size), limit), num_blocks
         )
 
     def largest_batch(self, limit: int) -> int:
-        """The greatest `max_num_seqs`, at most that of the configuration, with which the model takes at most `limit`
-        with its context; 0 if none does.
+        """Return the greatest `max_num_seqs`, up to the configuration's, with which the model fits into `limit` bytes.
+
+        The context length is the model's. 0 if none fits.
         """
         config = replace(self._compiled.config, max_model_len=self._compiled.max_model_len)
-        return _last(lambda count: self._fits(replace(config, max_num_seqs=count), limit), config.max_num_seqs + 1)
+        return _largest_fitting(
+            lambda count: self._fits(replace(config, max_num_seqs=count), limit), config.max_num_seqs + 1
+        )
 
     @property
     def _own_kv(self) -> KVPlan:
@@ -134,14 +137,16 @@ class MemoryPlanner:
 
     @property
     def _is_host(self) -> bool:
+        """Whether the device computes in host memory."""
         return self._compiled.open_device.backend.capabilities.is_host_accessible
 
     @property
     def _num_ranks(self) -> int:
-        """Ranks in host memory, which share it; each GPU has its own."""
+        """The number of ranks that share this memory: all ranks in host memory, one on a GPU."""
         return self._compiled.config.tensor_parallel_size if self._is_host else 1
 
-    def _of(self, kv: KVPlan, symbols: Mapping[str, int]) -> MemoryEstimate:
+    def _estimate_for(self, kv: KVPlan, symbols: Mapping[str, int]) -> MemoryEstimate:
+        """Estimate the memory with this KV cache; `symbols` are the sizes of the largest step (`max_symbols`)."""
         spec, num_ranks = kv.spec, self._num_ranks
         num_tokens = kv.num_blocks * spec.block_size
         cache, states = kv.num_blocks * spec.bytes_per_block, spec.num_slots * spec.bytes_per_slot
@@ -161,30 +166,30 @@ class MemoryPlanner:
         swap = 0 if self._compiled.config.swap_device is not None else swap
         host = {"swap": swap, "tokenizer": self._tokenizer, "bookkeeping": num_tokens * _BYTES_PER_CACHED_TOKEN}
         packing = max(weights.packing, 0 if self._draft is None else self._draft._weights.packing)
-        if self._is_host:  # what packing takes is free again when the cache and the arena are touched
+        if self._is_host:  # memory for packing is free again when pages of the cache and the arena are first written
             parts["packing"] = max(0, packing - cache - states - workspace)
             parts = {name: nbytes * num_ranks for name, nbytes in parts.items()} | host
             parts["process"] = self._resident + _SERVING_BYTES * num_ranks + self._resident * (num_ranks - 1)
             host = {}
         else:
             host |= {"packing": packing, "process": self._resident + _SERVING_BYTES}
-        return MemoryEstimate(_present(parts), _present(host), weights.mapped)
+        return MemoryEstimate(_without_zeros(parts), _without_zeros(host), weights.mapped)
 
     def _states_of_rank(self, cache: int, states: int) -> tuple[int, int]:
-        """The shares of one rank of the bytes of blocks and states: heads are divided where their number allows it."""
+        """Return one rank's share of the bytes of blocks and of states: heads are divided if their number allows it."""
         plan, spec = self._compiled.step.plan, self._compiled.cache_spec
-        of_slots = spec.state_shapes.keys()
-        own = {name: type.nbytes({}) for name, type in plan.states.items()}
-        of_blocks = sum(nbytes for name, nbytes in own.items() if name not in of_slots)
+        state_names = spec.state_shapes.keys()
+        bytes_of = {name: type.nbytes({}) for name, type in plan.states.items()}
+        of_blocks = sum(nbytes for name, nbytes in bytes_of.items() if name not in state_names)
         whole = self._compiled.num_kv_blocks * spec.bytes_per_block
         whole_states = spec.num_slots * spec.bytes_per_slot
         return (
             cache * of_blocks // max(1, whole),
-            states * (sum(own.values()) - of_blocks) // max(1, whole_states),
+            states * (sum(bytes_of.values()) - of_blocks) // max(1, whole_states),
         )
 
     @cached_property
-    def _weights(self) -> _Weights:
+    def _weights(self) -> _WeightBytes:
         compiled = self._compiled
         plan, types = compiled.step.plan, compiled.parameter_types
         is_dummy = compiled.config.load_format == "dummy"
@@ -202,22 +207,23 @@ class MemoryPlanner:
                 allocated += nbytes
                 packing = max(packing, self._packing(constant, prod(resolve(type.shape, {})), info, is_same=is_same))
         if not is_dummy:
-            return _Weights(allocated, mapped, packing)
-        buffer = self._dummy_bytes()  # which lives as long as the model
-        return _Weights(allocated + buffer, 0, 0) if self._is_host else _Weights(allocated, 0, buffer)
+            return _WeightBytes(allocated, mapped, packing)
+        buffer = self._dummy_bytes()  # it is not freed before the model
+        return _WeightBytes(allocated + buffer, 0, 0) if self._is_host else _WeightBytes(allocated, 0, buffer)
 
     def _infos(self) -> dict[str, TensorInfo]:
-        """The descriptions of stored tensors by the names of parameters; none if they cannot be read."""
+        """Return the descriptions of stored tensors by the names of parameters; none if they cannot be read."""
         try:
             stored = stored_tensors(self._compiled.source, self._compiled.model, self._compiled.parameter_types)
-        except CheckpointError:  # no weights yet, or broken ones, which loading reports
+        except CheckpointError:  # without weights, or with damaged ones, loading raises the error
             return {}
         return {name: stored.info(name) for name in stored.names}
 
     def _packing(self, constant: Constant, count: int, info: TensorInfo | None, *, is_same: bool) -> int:
-        """Bytes beside the weight on the device while it is packed or copied.
+        """Return the bytes besides the weight itself while it is packed or copied.
 
-        Pages of the mapped file do not count: the system drops them where memory is short.
+        `is_same` says whether it is stored in the dtype of the parameter. Pages of the mapped file do not count: the
+        system drops them if memory is short.
         """
         stored = None if info is None else info.weight_format
         itemsize = self._compiled.dtype.itemsize
@@ -236,7 +242,7 @@ class MemoryPlanner:
         return frozenset(self._compiled.source.names())
 
     def _dummy_bytes(self) -> int:
-        """The buffer of dummy weights."""
+        """Return the size of the buffer of dummy weights."""
         from aethermind.checkpoint.dummy import buffer_bytes
 
         compiled = self._compiled
@@ -253,17 +259,19 @@ class MemoryPlanner:
     def _tokenizer(self) -> int:
         try:
             return self._compiled.source.tokenizer_bytes()
-        except AetherMindError:  # a broken one, which loading reports
+        except AetherMindError:  # loading raises the error of a damaged tokenizer
             return 0
 
     def _workspace(self, symbols: Mapping[str, int], num_tokens: int) -> int:
         """Arena, inputs and the backend's workspace of the plain step, and of the adjusted one.
 
-        The inputs of the adjusted step are lists of tokens that requests have seen, so of tokens in the cache.
+        Some inputs of the adjusted step are lists of the tokens of requests, which are no more than the cache holds.
         """
         compiled, backend = self._compiled, self._compiled.open_device.backend
         plan = compiled.step.plan
-        if self._is_host and compiled.generates:  # a step has no more tokens than the cache: the rest is not touched
+        if (
+            self._is_host and compiled.generates
+        ):  # a step has no more tokens than the cache: other pages are never written
             symbols = {**symbols, **{name: min(symbols[name], num_tokens) for name in ("T", "S", "R")}}
         key = tuple(symbols[name] for name in ("T", "S", "R"))
         if key not in self._arenas:
@@ -281,9 +289,9 @@ class MemoryPlanner:
 
 
 def memory_limit(compiled: CompiledModel) -> int | None:
-    """Bytes that the model may take on its device, its process included where that is host memory; None if unknown.
+    """Return the bytes that a model may take on its device; None if they are unknown.
 
-    They are what is free now with the process's own, at most the configuration's `memory`.
+    That is the free memory, or the configuration's `memory` if it is less. In host memory the process is included.
     """
     backend = compiled.open_device.backend
     free = backend.free_memory()
@@ -293,10 +301,10 @@ def memory_limit(compiled: CompiledModel) -> int | None:
     return min(known, default=None)
 
 
-def _last(fits: Callable[[int], bool], end: int) -> int:
-    """The greatest number in [1, end) that fits, where smaller ones do as well; 0 if none does."""
+def _largest_fitting(fits: Callable[[int], bool], end: int) -> int:
+    """Return the greatest number in [1, end) that fits, provided that all smaller ones fit; 0 if none does."""
     return bisect_left(range(1, end), True, key=lambda count: not fits(count))
 
 
-def _present(parts: Mapping[str, int]) -> dict[str, int]:
+def _without_zeros(parts: Mapping[str, int]) -> dict[str, int]:
     return {name: nbytes for name, nbytes in parts.items() if nbytes}

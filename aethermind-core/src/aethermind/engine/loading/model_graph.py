@@ -1,10 +1,13 @@
 """The graphs that an engine step can run: the model's network, followed by sampling or another output.
 
-Most steps run the plain graph, which ends in sampled tokens. The other variants run only in steps with a request that
-needs them, so that other steps do not pay for them: *adjusted* graphs change logits and report log probabilities,
-*masked* ones choose among the tokens of a bitmask, some take embeddings as inputs, and some add LoRA adapters (see
-`adapters`). *Scores* are the log probabilities of given tokens, *hidden states* the output of the last layer. The
-*sampler* alone takes logits that the host has changed. The *key shift* rotates cached keys (K-shift).
+Most steps run the plain graph, whose outputs are sampled tokens. A variant of it runs only in steps with a request that
+needs it, so that other steps have no additional cost: *adjusted* graphs apply penalties and biases to the logits and
+output log probabilities, *masked* graphs sample among the tokens of a bitmask, some take embeddings as inputs, and some
+add LoRA adapters (see `adapters`).
+
+Other kinds of graphs (`GraphKind`) compute whole texts: *scores* are the log probabilities of given tokens, *hidden
+states* the output of the last layer. The *sampler* samples from logits that the host has changed. The *key shift*
+rotates cached keys (K-shift).
 """
 
 from __future__ import annotations
@@ -47,19 +50,21 @@ __all__ = [
 ]
 
 ROW_INPUTS = ("temperature", "top_k", "top_p", "min_p", "uniform")
+"""The inputs of the sampler, one value for each logits row; `uniform` is a random number in [0, 1)."""
 LOGPROB_OUTPUTS = ("logprob", "rank", "top_ids", "top_logprobs")
+"""Log probability and rank of the token of each row, [R], and the most likely tokens of each row, [R, MAX_LOGPROBS]."""
 
 
 class GraphKind(Enum):
-    """The inputs and outputs of a graph."""
+    """The kind of a graph, by its inputs and outputs."""
 
     STEP = "step"
-    """From tokens to tokens: outputs token_ids i32[R], logits f32[R, V], and LOGPROB_OUTPUTS if adjusted.
+    """From tokens to sampled tokens: outputs token_ids i32[R], logits f32[R, V], and LOGPROB_OUTPUTS if adjusted.
 
-    A mask changes the model's logits in place.
+    A token mask changes the logits in place.
     """
     SAMPLER = "sampler"
-    """From the input `logits` f32[R, V] to tokens."""
+    """From the input `logits` f32[R, V] to sampled tokens."""
     SCORES = "scores"
     """From tokens to the LOGPROB_OUTPUTS of the input `target_ids` i32[R]."""
     KEY_SHIFT = "key_shift"
@@ -69,7 +74,7 @@ class GraphKind(Enum):
 
 
 class GraphKey(NamedTuple):
-    """Which variant of the step's graph a step needs."""
+    """Identifies a graph: its kind, and which variant of it."""
 
     is_adjusted: bool = False
     has_mask: bool = False
@@ -89,13 +94,11 @@ class StepGraphs:
     max_model_len: int
     dtype: DType
     outputs_hidden_states: bool = False
-    """Whether steps have the output `hidden_states`, for an MTP module or of one."""
+    """Whether graphs of steps have the output `hidden_states`, which an MTP module reads or returns."""
 
     def build(self, key: GraphKey = GraphKey()) -> GraphBuilder:  # noqa: B008 - a constant
         """Write the graph of a key; ConfigError if the model does not support it."""
-        prefix = "".join(
-            word for word, is_there in (("adjusted_", key.is_adjusted), ("masked_", key.has_mask)) if is_there
-        )
+        prefix = "".join(name for name, is_set in (("adjusted_", key.is_adjusted), ("masked_", key.has_mask)) if is_set)
         builder = GraphBuilder(prefix + key.kind.value, self.operators, self.dtype)
         if isinstance(self.model, TextEncoder):
             self._write_encoder(builder, self.model)
@@ -114,7 +117,7 @@ class StepGraphs:
                 raise ConfigError("This model's graph does not say which values are its hidden states.")
             builder.output("hidden_states", hidden_states)
         elif key.kind is GraphKind.SCORES:
-            _report_logprobs(builder, logits, builder.input("target_ids", DType.INT32, (SymDim("R"),)))
+            _output_logprobs(builder, logits, builder.input("target_ids", DType.INT32, (SymDim("R"),)))
         else:
             self._write_sampler(builder, logits, key)
             if self.outputs_hidden_states and key.kind is GraphKind.STEP:
@@ -158,19 +161,23 @@ class StepGraphs:
             builder.input(name, DType.INT32 if name == "top_k" else DType.FLOAT32, (rows,)) for name in ROW_INPUTS
         ]
         with builder.scope("sampler"):
-            chosen_from = _adjust(builder, logits) if key.is_adjusted else logits
+            sampled_from = _adjust(builder, logits) if key.is_adjusted else logits
             if key.has_mask:
                 num_words = (self.model.config.vocab_size + 31) // 32
                 mask = builder.input("token_mask", DType.INT32, (rows, num_words))
-                chosen_from = builder.op("mask_tokens", chosen_from, mask)
-            token_ids = builder.op("sample_tokens", chosen_from, *row_inputs)
+                sampled_from = builder.op("mask_tokens", sampled_from, mask)
+            token_ids = builder.op("sample_tokens", sampled_from, *row_inputs)
             builder.output("token_ids", token_ids)
-            builder.output("logits", chosen_from if key.has_mask else logits)
+            builder.output("logits", sampled_from if key.has_mask else logits)
             if key.is_adjusted:
-                _report_logprobs(builder, logits, token_ids)
+                _output_logprobs(builder, logits, token_ids)
 
 
 def _adjust(builder: GraphBuilder, logits: Value) -> Value:
+    """Write penalties, biases and the suppression of tokens; each is a ragged list of tokens for each logits row.
+
+    The tokens of row *r* are those from index `cu_…[r]` to `cu_…[r + 1]` of a list.
+    """
     rows = SymDim("R")
     held_back = builder.input("held_back_tokens", DType.INT32, (SymDim("Y"),))
     cu_held_back = builder.input("cu_held_back", DType.INT32, (rows + 1,))
@@ -180,23 +187,23 @@ def _adjust(builder: GraphBuilder, logits: Value) -> Value:
     biased = builder.input("biased_tokens", DType.INT32, (SymDim("Z"),))
     cu_biased = builder.input("cu_biased", DType.INT32, (rows + 1,))
     bias = builder.input("bias", DType.FLOAT32, (SymDim("Z"),))
-    penalised = builder.op("repetition_penalty", logits, seen, cu_seen, penalty)
-    moved = builder.op("bias_tokens", penalised, biased, cu_biased, bias)
-    allowed: Value = builder.op("suppress_tokens", moved, held_back, cu_held_back)
+    penalized = builder.op("repetition_penalty", logits, seen, cu_seen, penalty)
+    biased_logits = builder.op("bias_tokens", penalized, biased, cu_biased, bias)
+    allowed: Value = builder.op("suppress_tokens", biased_logits, held_back, cu_held_back)
     return allowed
 
 
-def _report_logprobs(builder: GraphBuilder, logits: Value, token_ids: Value) -> None:
+def _output_logprobs(builder: GraphBuilder, logits: Value, token_ids: Value) -> None:
     values = builder.op("token_logprobs", logits, token_ids, k=MAX_LOGPROBS)
     for name, value in zip(LOGPROB_OUTPUTS, values, strict=True):
         builder.output(name, value)
 
 
 def check_context_shift(graph: Graph, cache: KVCacheSpec) -> None:
-    """Raise InvalidArgumentError if the keys of a step's graph, before lowering, cannot be moved to other positions.
+    """Raise InvalidArgumentError if cached keys of a model cannot be moved to other positions.
 
-    They can if positions enter the graph as the angles of rotary embeddings of half-split pairs, which add up, or not
-    at all (ALiBi, which counts the keys between).
+    `graph` is that of a step before lowering. Keys can be moved if positions are only the angles of rotary embeddings
+    of half-split pairs, because rotations add up, or if keys do not depend on positions (ALiBi).
     """
     others = {node.operator for node in graph.nodes if _reads_positions(node)} - {"rope_table"}
     reason = ""
@@ -230,8 +237,9 @@ def write_key_shift(
 ) -> None:
     """Write the graph of `apply_rope_shift`: inputs shifted_blocks i32[B], shifted_tokens i32[B], shift_deltas i64[B].
 
-    It has no outputs. The angles are those of the distances, with the frequencies of each layer. Keys already contain
-    the factor with which YaRN multiplies cosines and sines, so it is 1 here. Layers without positions keep their keys.
+    The graph has no outputs. Keys are rotated by the angles of `shift_deltas`, with the frequencies of each layer. The
+    factor by which YaRN multiplies cosines and sines is 1 here, because keys contain it already. Layers without
+    position embeddings keep their keys.
     """
     count = SymDim("B")
     blocks = builder.input("shifted_blocks", DType.INT32, (count,))
@@ -256,31 +264,33 @@ def write_key_shift(
 
 
 def apply_rope_shift(executor: PlanExecutor, shifts: Sequence[BlockShift]) -> None:
-    """Rotate cached keys to their tokens' new positions (RoPE shift, llama.cpp's K-shift): enqueue the graph's runs.
+    """Enqueue runs of the key shift graph: rotate cached keys to the new positions of their tokens (K-shift).
 
-    The cache decides which blocks to shift, and by how much (`cache.shift`). Each run takes as many shifts as the
-    graph's inputs hold.
+    The cache decides which blocks to shift, and by how much (`cache.shift`). A run takes at most as
+    many shifts as the graph's inputs hold.
     """
     inputs = executor.host_inputs
     blocks, num_tokens, deltas = (inputs[name] for name in ("shifted_blocks", "shifted_tokens", "shift_deltas"))
     for begin in range(0, len(shifts), len(blocks)):
-        some = shifts[begin : begin + len(blocks)]
+        batch = shifts[begin : begin + len(blocks)]
         executor.synchronize()  # the previous run has read its inputs
-        blocks[: len(some)] = [shift.block for shift in some]
-        num_tokens[: len(some)] = [shift.num_tokens for shift in some]
-        deltas[: len(some)] = [shift.delta for shift in some]
-        executor.run(tuple(len(some) if name == "B" else 0 for name in executor.plan.symbols))
+        blocks[: len(batch)] = [shift.block for shift in batch]
+        num_tokens[: len(batch)] = [shift.num_tokens for shift in batch]
+        deltas[: len(batch)] = [shift.delta for shift in batch]
+        executor.run(tuple(len(batch) if name == "B" else 0 for name in executor.plan.symbols))
 
 
 _MAX_DRAFTS = 128
-"""The most draft tokens that a step verifies: each takes a row of logits, whose memory is reserved."""
+"""Maximum number of draft tokens that a step verifies. Memory for their logits rows is reserved."""
 
 
 def max_symbols(
     config: EngineConfig, max_model_len: int, cache: KVCacheSpec, vocab_size: int, num_eos: int
 ) -> dict[str, int]:
-    """The symbols of the largest step: T tokens, S sequences, R rows of logits, B width of block tables, X, Y and Z
-    entries of the adjusted sampler's token lists, E embeddings.
+    """Return the sizes of the symbolic dims in the largest step of an engine, for which memory is planned.
+
+    T tokens, S sequences, R logits rows, B columns of the block tables, E embeddings; X, Y and Z are the lengths of the
+    adjusted sampler's lists of seen, suppressed and biased tokens.
     """
     sequences = rows = min(config.max_num_seqs, config.max_num_batched_tokens)
     if config.speculative_method is not None:

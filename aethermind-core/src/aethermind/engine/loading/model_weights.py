@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["is_base_model", "open_constants", "open_weights", "stored_formats", "stored_tensors"]
 
 _PIECE_BYTES = 4 << 20
+"""Bytes of tensors that are compared at a time."""
 _WEIGHT, _BIAS = ".weight", ".bias"
 _MTP = "mtp.*"
 """Tensors of a module for multi-token prediction, which the model itself does not read."""
@@ -47,11 +48,11 @@ def open_weights(compiled: CompiledModel, stored: StoredTensors | None = None) -
 def _whole_types(compiled: CompiledModel) -> dict[str, TensorType]:
     """The types of the parameters that a checkpoint has, of which a rank may have parts."""
     parts = {} if compiled.parallel is None else compiled.parallel.parts
-    of_adapters = () if compiled.adapters is None else compiled.adapters.parameters
+    adapter_parameters = () if compiled.adapters is None else compiled.adapters.parameters
     types = {name: type for name, type in compiled.parameter_types.items() if name not in parts}
-    wholes = {part.parameter: part.whole for part in parts.values()}
-    wholes |= {} if compiled.parallel is None else compiled.parallel.of_rank_0
-    return types | {name: type for name, type in wholes.items() if name not in of_adapters}
+    undivided = {part.parameter: part.whole for part in parts.values()}
+    undivided |= {} if compiled.parallel is None else compiled.parallel.of_rank_0
+    return types | {name: type for name, type in undivided.items() if name not in adapter_parameters}
 
 
 class _Parameters:
@@ -90,7 +91,10 @@ class _Parameters:
 
 
 def open_constants(compiled: CompiledModel, shared: Mapping[str, Tensor] | None = None) -> ConstantStore:
-    """Open the store from which a model's plans load their weights; `shared` are constants of another model."""
+    """Open the store of constants from which a model's plans load their weights.
+
+    `shared` are constants of another model, by key.
+    """
     computed = dict(compiled.computed)
     if compiled.parallel is not None:
         parts = compiled.parallel.parts
@@ -123,24 +127,25 @@ def stored_formats(source: ModelSource, model: CausalLM | TextEncoder) -> dict[s
 
 
 def stored_tensors(source: ModelSource, model: CausalLM | TextEncoder, wanted: Collection[str]) -> StoredTensors:
-    """Return a checkpoint in the names of a model's parameters, which are `wanted`, not checked against the model."""
+    """Return a checkpoint with the names of a model's parameters, `wanted`, without checking it against the model."""
     return _in_names_of(source.weights(), model, wanted)
 
 
 def _in_names_of(stored: StoredTensors, model: CausalLM | TextEncoder, wanted: Collection[str]) -> StoredTensors:
-    stored = with_whole_names(stored, wanted)
+    stored = with_full_model_names(stored, wanted)
     return model.adapt(stored) if isinstance(model, AdaptsWeights) else stored
 
 
 def remapped_checkpoint(
     source: ModelSource, model: CausalLM, wanted: Collection[str]
 ) -> tuple[StoredTensors, StoredTensors] | None:
-    """Return a checkpoint in the names of a model's parameters, which are `wanted`, and as it is stored; None if the
-    model reads it as it is.
+    """Return a checkpoint with the names of a model's parameters, `wanted`, and as it is stored.
+
+    None if the model reads it as it is stored.
     """
     if not isinstance(model, AdaptsWeights):
         return None
-    stored = with_whole_names(source.weights(), wanted)
+    stored = with_full_model_names(source.weights(), wanted)
     return model.adapt(stored), stored
 
 
@@ -158,8 +163,8 @@ def _open_checkpoint(
     if compiled.config.load_format == "dummy":
         return DummyCheckpoint(shapes, compiled.dtype.numpy, compiled.config.seed)
     checkpoint = _in_names_of(stored or compiled.source.weights(), compiled.model, shapes)
-    without_effect = (*_zero_bias_names(checkpoint), *_zero_biases(checkpoint, shapes), *_CACHE_SCALES, _MTP)
-    found = match_names(shapes, checkpoint, ignore=(*compiled.ignored_names, *without_effect))
+    ignored = (*_zero_bias_names(checkpoint), *_zero_biases(checkpoint, shapes), *_CACHE_SCALES, _MTP)
+    found = match_names(shapes, checkpoint, ignore=(*compiled.ignored_names, *ignored))
     for name, info in found.items():
         if info.weight_format is None and info.dtype.kind in "biu" and types[name].dtype.is_floating:
             raise CheckpointError(
@@ -178,7 +183,7 @@ def _zero_bias_names(checkpoint: StoredTensors) -> tuple[str, ...]:
 
 
 def _zero_biases(checkpoint: TensorSource, shapes: Collection[str]) -> list[str]:
-    """List biases of zeros, which some tools write for modules without a bias; other biases would change the result."""
+    """Return biases of zeros, which some tools write for modules without a bias. They are ignored."""
     import numpy as np
 
     extra = [name for name in checkpoint.names if name.endswith(_BIAS) and name not in shapes]
@@ -200,9 +205,9 @@ def _check_tied(checkpoint: TensorSource, unread: Iterable[str], read: Mapping[s
 
 
 def _are_same(checkpoint: TensorSource, *names: str) -> bool:
-    """Whether two tensors of one shape are equal bit by bit, rounded to the narrower of two dtypes.
+    """Whether two tensors of one shape are equal bit by bit, after both are rounded to the narrower dtype.
 
-    They are read in pieces whose pages are dropped afterwards.
+    They are read piece by piece, and their mapped pages are dropped afterwards.
     """
     import numpy as np
 
@@ -210,11 +215,13 @@ def _are_same(checkpoint: TensorSource, *names: str) -> bool:
     narrow = min((left.dtype, right.dtype), key=lambda dtype: dtype.itemsize)
     num_values = _PIECE_BYTES // narrow.itemsize
 
-    def bits(array: np.ndarray[Any, Any], at: int) -> np.ndarray[Any, Any]:
-        return array[at : at + num_values].astype(narrow, copy=False).view(np.uint8)
+    def bits(array: np.ndarray[Any, Any], begin: int) -> np.ndarray[Any, Any]:
+        return array[begin : begin + num_values].astype(narrow, copy=False).view(np.uint8)
 
     with np.errstate(over="ignore"):
-        are_same = all(np.array_equal(bits(left, at), bits(right, at)) for at in range(0, left.size, num_values))
+        are_same = all(
+            np.array_equal(bits(left, begin), bits(right, begin)) for begin in range(0, left.size, num_values)
+        )
     for array in (left, right):
         drop_mapped_pages(array)
     return are_same
@@ -222,35 +229,41 @@ def _are_same(checkpoint: TensorSource, *names: str) -> bool:
 
 HEAD = "lm_head.weight"
 _PREFIX = "model."
-_TABLE = "embed_tokens.weight"
+_EMBEDDINGS = "embed_tokens.weight"
 _EXPERTS = ".experts."
-"""Part of the names of experts, which are stacked later: a model wants the stacks."""
+"""Part of the names of experts, which the checkpoint stores one by one; the model's parameters are stacks of them."""
 
 
 def is_base_model(source: ModelSource, wanted: Collection[str]) -> bool:
-    """Whether a checkpoint is that of a base model: it lacks the output matrix, which is among the `wanted` names.
+    """Whether a checkpoint is of a base model, without the output matrix that is among the `wanted` names.
 
-    A whole model has `model.embed_tokens.weight` and `lm_head.weight`; one that was saved as its base, as text encoders
-    are published, has `embed_tokens.weight` and no output matrix.
+    A full model has `model.embed_tokens.weight` and `lm_head.weight`. A base model (transformers: AutoModel), as which
+    text encoders are published, has `embed_tokens.weight` and no output matrix.
     """
-    if not {HEAD, _PREFIX + _TABLE} <= set(wanted):
+    if not {HEAD, _PREFIX + _EMBEDDINGS} <= set(wanted):
         return False
     try:
         stored = source.names()
     except CheckpointError:  # opening the weights raises it again
         return False
-    return _TABLE in stored and HEAD not in stored
+    return _EMBEDDINGS in stored and HEAD not in stored
 
 
-def with_whole_names(stored: StoredTensors, wanted: Collection[str]) -> StoredTensors:
-    """Rename a base model's tensors to the names of a whole model, and a tied model's only matrix to its embeddings.
+def with_full_model_names(stored: StoredTensors, wanted: Collection[str]) -> StoredTensors:
+    """Rename a base model's tensors to the names of a full model, and the only matrix of a tied model to its
+    embeddings.
 
-    Of two names of one tied matrix, safetensors' `save_model` keeps the alphabetically first, which is the output's.
+    Of the two names of a tied matrix, safetensors' `save_model` keeps the alphabetically first: the output matrix.
     """
     names = set(stored.names)
-    if _PREFIX + _TABLE in wanted and HEAD not in wanted and HEAD in names and not names & {_TABLE, _PREFIX + _TABLE}:
-        return AdaptedTensors(stored, {_PREFIX + _TABLE: TensorSlice(HEAD)})
-    if _TABLE not in names or any(name.startswith(_PREFIX) for name in names):
+    if (
+        _PREFIX + _EMBEDDINGS in wanted
+        and HEAD not in wanted
+        and HEAD in names
+        and not names & {_EMBEDDINGS, _PREFIX + _EMBEDDINGS}
+    ):
+        return AdaptedTensors(stored, {_PREFIX + _EMBEDDINGS: TensorSlice(HEAD)})
+    if _EMBEDDINGS not in names or any(name.startswith(_PREFIX) for name in names):
         return stored
     renamed = [name for name in names if _PREFIX + name in wanted or _EXPERTS in name]
     return AdaptedTensors(stored, {_PREFIX + name: TensorSlice(name) for name in renamed})

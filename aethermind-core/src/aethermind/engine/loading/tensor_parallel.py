@@ -1,4 +1,4 @@
-"""Tensor parallelism at load: how one rank plans and reads its part of a model."""
+"""Tensor parallelism when a model is loaded: the graphs and the weights of one rank."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ __all__ = ["PartialTensors", "TensorParallel", "num_threads_of"]
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """One rank: its share of every graph, and the kernels of its collectives. Mutable: `divide` adds to the mappings.
+    """One tensor-parallel rank: its share of every graph, and the kernels of its collectives. `divide` changes it.
 
     Attributes:
         parts: the parameters of the graphs divided so far, by their names in those graphs.
-        state_shards: how the ranks divide the graphs' states, by their names; others are whole.
-        of_rank_0: the types of parameters that another rank reads, not this one, such as biases of summed outputs.
+        state_shards: how the states of the graphs are divided among ranks, by name; other states are not divided.
+        of_rank_0: the types of parameters that only rank 0 reads, such as biases of summed outputs.
     """
 
     share: Share
@@ -56,7 +56,7 @@ class TensorParallel:
 
     @classmethod
     def of(cls, share: Share, operators: OperatorRegistry) -> Self:
-        """Make a rank's; `operators` include the collectives."""
+        """Create the state of a rank; `operators` include the collectives."""
         return cls(share, operators, CollectiveKernels(share))
 
     def with_collective_kernels(self, opened: OpenDevice) -> OpenDevice:
@@ -66,7 +66,9 @@ class TensorParallel:
         return replace(opened, dispatcher=opened.dispatcher.with_kernels(self.kernels.of(opened.backend.name)))
 
     def divide(self, graph: Graph) -> Graph:
-        """Split a graph for this rank; all but rank 0 compute only the inputs of collectives and return nothing."""
+        """Return this rank's part of a graph. Ranks 1 and up compute only the inputs of collectives, and have no
+        outputs.
+        """
         split = split_graph(graph, self.operators, self.share)
         self.parts.update(split.parts)
         self.state_shards.update(split.state_shards)
@@ -75,7 +77,7 @@ class TensorParallel:
         return without_results(split.graph) if self.share.rank else split.graph
 
     def formats(self, stored: Mapping[str, WeightFormat]) -> dict[str, WeightFormat]:
-        """The formats of a checkpoint's tensors, and of this rank's parts of them."""
+        """Return the formats of a checkpoint's tensors, and of this rank's parts of them."""
         of_parts = {
             name: _format_of(stored[part.parameter], part)
             for name, part in self.parts.items()
@@ -85,9 +87,9 @@ class TensorParallel:
 
 
 class PartialTensors:
-    """A checkpoint in which a rank's parts of tensors are tensors, too; implements `TensorSource`.
+    """A checkpoint that also has a rank's parts of tensors under their own names; implements `TensorSource`.
 
-    A part of a mapped file is a view, so the rest of the tensor is not read; a scattered part is a copy.
+    A part of a mapped tensor is a view, so that the rest is not read. A part of rows that are not contiguous is a copy.
     """
 
     def __init__(self, source: TensorSource, parts: Mapping[str, WeightPart]) -> None:
@@ -109,9 +111,9 @@ class PartialTensors:
         return self._source.info(name)
 
     def array(self, name: str) -> Any:
-        """A tensor's values, or those of a part. InvalidArgumentError if a part ends within a quantisation block."""
+        """Return the values of a tensor or a part. InvalidArgumentError if a part ends within a quantisation block."""
         part = self._parts.get(name)
-        return self._source.array(name) if part is None else _cut(self._source.array(part.parameter), part)
+        return self._source.array(name) if part is None else _slice_weight(self._source.array(part.parameter), part)
 
 
 def num_threads_of(num_threads: int | None, num_ranks: int) -> int | None:
@@ -122,8 +124,10 @@ def num_threads_of(num_threads: int | None, num_ranks: int) -> int | None:
 
 
 def _format_of(format: WeightFormat, part: WeightPart) -> WeightFormat:
-    """The format of a part; one that begins within a super-block has one level of scales and offsets, and one that
-    begins or may end within a block of FP8 has a scale for each row.
+    """Return the format of a part of a weight.
+
+    A part that begins within a super-block gets a format with one level of scales and offsets. A part that begins or
+    may end within a block of FP8 gets a scale for each row.
     """
     if part.axis % 2 == 0:
         return format
@@ -134,13 +138,13 @@ def _format_of(format: WeightFormat, part: WeightPart) -> WeightFormat:
     return one_level_format(format)
 
 
-def _cut(weight: Any, part: WeightPart) -> Any:
+def _slice_weight(weight: Any, part: WeightPart) -> Any:
     if not isinstance(weight, QuantizedWeight):
         return part.of(weight)
-    wanted = _format_of(weight.format, part)
-    if wanted == FP8 != weight.format:
+    part_format = _format_of(weight.format, part)
+    if part_format == FP8 != weight.format:
         weight = FP8.quantize(weight.format.dequantize(weight))
-    elif wanted != weight.format:
+    elif part_format != weight.format:
         weight = without_super_blocks(weight)
     if part.is_scattered:
         return weight.take_rows(part.indices(len(weight.codes)))
@@ -157,10 +161,10 @@ def _cut(weight: Any, part: WeightPart) -> Any:
     elif axis:
         begin, end = 0, weight.scales.shape[1]
 
-    def of_blocks(values: Any) -> Any:
+    def slice_per_block(values: Any) -> Any:
         return None if values is None else along(values, axis, begin, end)
 
-    scales, zeros, offsets = (of_blocks(values) for values in (weight.scales, weight.zeros, weight.offsets))
+    scales, zeros, offsets = (slice_per_block(values) for values in (weight.scales, weight.zeros, weight.offsets))
     super_block_scales = weight.super_block_scales
     if super_block_scales is not None:
         blocks_per_super_block = format.super_block_size // format.block

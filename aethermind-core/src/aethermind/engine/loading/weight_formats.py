@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from aethermind.dispatch.dispatcher import Dispatcher
     from aethermind.engine.loading.compiled_model import CompiledModel
 
-__all__ = ["FormatUsage", "WeightFormats", "format_uses", "held_formats"]
+__all__ = ["FormatUsage", "WeightFormats", "format_uses", "formats_on_device"]
 
 logger = get_logger(__name__)
 
@@ -38,9 +38,9 @@ _MIN_BITS_OF_ROWS = 8
 
 @dataclass(frozen=True, slots=True)
 class WeightFormats:
-    """The formats of a model's matrices and of its output projection; None is dense.
+    """The formats of a model's matrices and of its output projection (lm_head); None is dense.
 
-    If a field is kept (`keeps_…`), the checkpoint's own format takes precedence.
+    With `keeps_weights` or `keeps_lm_head`, the checkpoint's own format takes precedence.
     """
 
     weights: WeightFormat | None
@@ -52,8 +52,8 @@ class WeightFormats:
     def choose(cls, registry: WeightFormatRegistry, quantization: str | None, lm_head: str | None) -> WeightFormats:
         """Choose formats by name. Without a name the checkpoint's own formats are kept.
 
-        The output projection defaults to the format of the others, with at least the bits of int8; codes of fp8 have
-        four significant ones. InvalidArgumentError for unknown names.
+        The output projection has the format of the other matrices by default, but int8 if that has fewer bits, or is
+        fp8, whose values have four significant bits. InvalidArgumentError for unknown names.
         """
         keeps_weights = quantization is None
         weights = None if quantization is None else registry.get(quantization)
@@ -67,11 +67,12 @@ class WeightFormats:
     def of_parameters(
         self, graph: Graph, operators: OperatorRegistry, stored: Mapping[str, WeightFormat] = MappingProxyType({})
     ) -> dict[str, WeightFormat]:
-        """The formats of the parameters that operators read whole as matrices, by name; all others are dense.
+        """Return the formats of the parameters that are multiplied as matrices, by name; all others are dense.
 
-        `stored` are the formats in the checkpoint. `of_rows` decides about looking up rows of a tied embedding table.
+        `stored` are the formats in the checkpoint. `of_rows` decides whether the rows of a tied embedding table are
+        looked up in the same format.
         """
-        found: dict[str, WeightFormat] = {}
+        formats: dict[str, WeightFormat] = {}
         heads: dict[str, WeightFormat | None] = {}
         for node in graph.nodes:
             operator = operators[node.operator]
@@ -84,18 +85,18 @@ class WeightFormats:
                 if is_head:
                     heads[value.name] = format
                 elif format is not None and len(value.type.shape) == 2:
-                    found[value.name] = format
-        merged = {**found, **heads}
+                    formats[value.name] = format
+        merged = {**formats, **heads}
         return {name: format for name, format in merged.items() if format is not None}
 
     @staticmethod
     def of_rows(
         formats: Mapping[str, WeightFormat], stored: Mapping[str, WeightFormat] = MappingProxyType({})
     ) -> dict[str, WeightFormat]:
-        """The formats of parameters in which rows are looked up, too: those of a tied embedding table.
+        """Return the formats in which rows are also looked up, for a tied embedding table.
 
-        Rows in a checkpoint's own format lose nothing, and rows of 8 bits lose little. For formats with fewer bits,
-        rows are read from a dense table.
+        Rows in the checkpoint's own format lose nothing, and rows of 8 bits lose little. For formats with fewer bits,
+        rows are looked up in a dense table.
         """
         return {
             name: format
@@ -104,28 +105,30 @@ class WeightFormats:
         }
 
 
-def held_formats(stored: Mapping[str, WeightFormat], dispatcher: Dispatcher) -> dict[str, WeightFormat]:
-    """The formats in which a device keeps a checkpoint's quantised tensors, where it has no kernels for some of them:
-    formats with one level of scales for those with two, fp8 with a scale per row for that of blocks, and int8 for fp8.
+def formats_on_device(stored: Mapping[str, WeightFormat], dispatcher: Dispatcher) -> dict[str, WeightFormat]:
+    """Return the formats in which a device keeps a checkpoint's quantised tensors.
+
+    A format for which the device has no kernels is replaced: one with two levels of scales by one with a single level,
+    and fp8 by int8. FP8 with a scale for each block always becomes FP8 with a scale for each row.
     """
-    held = {name: _held_format(format, dispatcher) for name, format in stored.items()}
+    formats = {name: _format_on_device(format, dispatcher) for name, format in stored.items()}
     fp8 = [name for name, format in stored.items() if format == FP8 or is_fp8_in_blocks(format)]
-    num_int8 = sum(held[name].name == _HEAD_FORMAT for name in fp8)
+    num_int8 = sum(formats[name].name == _HEAD_FORMAT for name in fp8)
     if num_int8:
         logger.warning("The device has no kernels for fp8; %d FP8 matrices are held as %s.", num_int8, _HEAD_FORMAT)
-    num_requantized = sum(held[name] == FP8 != stored[name] for name in fp8)
+    num_requantized = sum(formats[name] == FP8 != stored[name] for name in fp8)
     if num_requantized:
         logger.warning(
             "%d FP8 matrices have a scale for each block of values; they are requantised with a scale for each row, "
             "with an error of up to 1/16 of a value. --quantization int8 is more accurate.",
             num_requantized,
         )
-    return held
+    return formats
 
 
-def _held_format(format: WeightFormat, dispatcher: Dispatcher) -> WeightFormat:
+def _format_on_device(format: WeightFormat, dispatcher: Dispatcher) -> WeightFormat:
     if is_fp8_in_blocks(format):
-        return _held_format(FP8, dispatcher)
+        return _format_on_device(FP8, dispatcher)
     if dispatcher.has_format(format.name):
         return format
     if format == FP8:
@@ -137,9 +140,9 @@ def _held_format(format: WeightFormat, dispatcher: Dispatcher) -> WeightFormat:
 
 @dataclass(frozen=True, slots=True)
 class FormatUsage:
-    """The share of a model in one format; `nbytes` is its size there.
+    """How much of a model is in one weight format; `nbytes` is the size of these parameters.
 
-    `num_dequantized` of the parameters are held as float32, because their kernels have no layout for the format.
+    `num_dequantized` of the parameters are kept as float32, because their kernels have no layout for the format.
     """
 
     name: str
@@ -155,7 +158,7 @@ class FormatUsage:
 
 
 def format_uses(compiled: CompiledModel) -> list[FormatUsage]:
-    """The formats other than dense, in the order of their first parameters."""
+    """Return the usage of each format other than dense, in the order of their first parameters."""
     types = compiled.parameter_types
     shapes: dict[WeightFormat, dict[str, tuple[int, ...]]] = {}
     for name, format in compiled.weight_formats.items():

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aethermind.checkpoint.remapped import matrices_of_stored
-from aethermind.engine.loading.model_weights import with_whole_names
+from aethermind.engine.loading.model_weights import with_full_model_names
 from aethermind.graph.ir import ValueKind
 from aethermind.hal.mapped import drop_mapped_pages
 from aethermind.model.architecture import AdaptsWeights
@@ -61,7 +61,7 @@ def find_matrices(compiled: CompiledModel, stored: StoredTensors) -> ModelMatric
                 kinds["tables"].add(value.name)
             elif spec.name in operator.weight_inputs:
                 kinds["heads" if node.operator == _HEAD_OPERATOR else "linear"].add(value.name)
-    view = with_whole_names(stored, [value.name for value in graph.parameters])
+    view = with_full_model_names(stored, [value.name for value in graph.parameters])
     if isinstance(compiled.model, AdaptsWeights):
         view = compiled.model.adapt(view)
     there = set(view.names)

@@ -1,4 +1,4 @@
-"""Thread safety of an engine: a fair lock, listeners, and the release of its memory when it is closed."""
+"""The thread-safe base of an engine: a fair lock, listeners, and the release of memory when the engine is closed."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _YIELD_S = 1e-4
 """Long enough for a waiting thread to wake up and take the lock."""
 
 
-_ALL: WeakSet[FairLock] = WeakSet()
+_ALL_LOCKS: WeakSet[FairLock] = WeakSet()
 
 
 class FairLock:
-    """A reentrant lock that a thread which takes it repeatedly can yield to others.
+    """A reentrant lock. A thread that takes it repeatedly can yield it to others.
 
     It is reentrant because garbage collection in the middle of a step may call methods that take it.
     """
 
     def __init__(self) -> None:
         self._lock = RLock()
-        _ALL.add(self)
+        _ALL_LOCKS.add(self)
         self._waiting: deque[None] = deque()  # a counter whose changes are atomic
 
     def __enter__(self) -> None:
@@ -57,8 +57,9 @@ class FairLock:
         self._lock.release()
 
     def yield_lock(self) -> None:
-        """Let waiting threads take the lock, which this thread does not hold; it would usually take it again before
-        they wake.
+        """Let waiting threads take the lock. The calling thread does not hold it.
+
+        Without this a thread that takes the lock in a loop usually gets it again before the others wake up.
         """
         if self._waiting:
             time.sleep(_YIELD_S)
@@ -66,7 +67,7 @@ class FairLock:
 
 def _replace_all_locks() -> None:
     """Replace all locks in a forked process, where the threads that held them do not exist."""
-    for lock in _ALL:
+    for lock in _ALL_LOCKS:
         lock._lock = RLock()
 
 
@@ -83,15 +84,16 @@ _Result = TypeVar("_Result")
 
 
 class EngineListener(Protocol):
-    """A user of an engine. It receives the outputs of all requests, in the thread that holds the lock, and selects its
-    own.
+    """A user of an engine, which receives the output of all requests and selects that of its own.
+
+    The methods are called by the thread that holds the lock.
     """
 
     def put(self, sources: Sequence[OutputSource]) -> None:
         """Receive the requests that have new output after a step or an abort."""
 
     def closed(self) -> None:
-        """Handle the closing of the engine; open requests get no answer."""
+        """Handle the closing of the engine; open requests get no further output."""
 
 
 def synchronized_call(
@@ -111,10 +113,10 @@ def synchronized_call(
 
 
 class ThreadSafeEngine(ABC):
-    """The base of `Engine`: what threads share until the engine is closed.
+    """The base of `Engine`: its lock, its listeners, and how it is closed.
 
-    Its memory is held only by the attributes named in `_released_on_close`. Deleting them frees it at once, unless a
-    thread still uses it.
+    Weights, KV cache and threads are held only by the attributes in `_released_on_close`. Closing deletes these, which
+    frees the memory at once, unless a thread still uses it.
     """
 
     _released_on_close: ClassVar[frozenset[str]]
@@ -122,7 +124,7 @@ class ThreadSafeEngine(ABC):
     def __init__(self) -> None:
         self.is_closed = False
         self.lock = FairLock()
-        """Held by a thread inside a method, and by a thread whose calls must not be interleaved with others."""
+        """Held by a thread while a method runs, or around several calls that must not be interleaved with others."""
         self._pid = os.getpid()
         self._listeners: list[EngineListener] = []
         self._numbers = count()
@@ -185,7 +187,7 @@ class ThreadSafeEngine(ABC):
             self.is_closed = True
             listeners, self._listeners = self._listeners, []
             try:
-                self._end()
+                self._finish_work()
             finally:
                 for name in self._released_on_close:
                     self.__dict__.pop(name, None)
@@ -194,7 +196,7 @@ class ThreadSafeEngine(ABC):
             listener.closed()
 
     @abstractmethod
-    def _end(self) -> None:
+    def _finish_work(self) -> None:
         """Finish the work in progress."""
 
     @abstractmethod
@@ -209,9 +211,9 @@ class ThreadSafeEngine(ABC):
             listener.put(sources)
 
 
-def _check_process(loaded_by: int) -> None:
+def _check_process(loading_pid: int) -> None:
     """EngineDeadError in a fork of the process that loaded the model: the device's threads do not exist in the fork."""
-    if os.getpid() != loaded_by:
+    if os.getpid() != loading_pid:
         raise EngineDeadError(
             "The model was loaded before this process was forked, and its threads are not here. Load it in this "
             "process, or start processes by spawn instead of fork."
