@@ -1,6 +1,7 @@
 """Passes of a whole text through the model, between steps: its logits, its embedding, its prompt log probabilities.
 
-A text runs by itself, in chunks, and every token has a row of output; a step of the engine has one for the last token.
+A text runs without other requests, in chunks, and the graph has an output row for every token. In a step of the engine
+only the last token of a request has one.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from aethermind.engine.steps.model_runner import ModelRunner
     from aethermind.graph.executor import PlanExecutor
 
-__all__ = ["POOLINGS", "TextPiece", "embed_text", "run_text", "score_prompt", "text_logits"]
+__all__ = ["POOLINGS", "TextChunk", "embed_text", "run_text", "score_prompt", "text_logits"]
 
-TextPiece = tuple[int, int, tuple[int, ...]]
+TextChunk = tuple[int, int, tuple[int, ...]]
 """A chunk of a text: the index of its first token, its number of tokens, and the sizes of the plan's symbolic dims
 (T, R, …), with which the executor's outputs are read.
 """
@@ -48,14 +49,13 @@ def run_text(
     is_published: bool = False,
     extra_key: bytes = b"",
     run: Callable[[tuple[int, ...]], None] | None = None,
-) -> Iterator[TextPiece]:
+) -> Iterator[TextChunk]:
     """Compute a text between steps of the engine, in chunks of the executor's size; `memory` is the cache's.
 
-    Every token has a logits row. `fill(start, count)` writes further inputs of the rows. A chunk's outputs can be read
+    Every token has an output row. `fill(start, count)` writes further inputs of the rows. A chunk's outputs can be read
     when it is yielded. With `is_published` the full blocks of the text are published to the prefix cache under
     `extra_key`, once all of it is computed.
-    `run(symbols)` replaces the executor's.
-    OutOfMemoryError if the KV cache has too few free blocks.
+    `run(symbols)` is called in place of `executor.run`. OutOfMemoryError if the KV cache has too few free blocks.
     """
     cache.open(_SEQUENCE_ID, extra_key=extra_key)
     num_computed = 0
@@ -64,7 +64,8 @@ def run_text(
         while num_computed < len(token_ids):
             start, num_left = num_computed, len(token_ids) - num_computed
             count = min(chunk_size, num_left)
-            # All at once, so that a text that does not fit costs nothing. Windows free blocks from chunk to chunk.
+            # All blocks are reserved at once, so that a text that does not fit is not computed in part. With sliding
+            # windows they are reserved by chunk, because windows free blocks between chunks.
             if cache.num_groups > 1:
                 reserved, count = reserve_chunk(cache, _SEQUENCE_ID, count)
             else:
@@ -77,21 +78,22 @@ def run_text(
             memory.copy_states(cache.state_copies)
             if fill is not None:
                 fill(start, count)
-            symbols = _write(executor, cache, token_ids[start : start + count], start)
+            symbols = _write_inputs(executor, cache, token_ids[start : start + count], start)
             (run or executor.run)(symbols)
             executor.synchronize()
             cache.commit(_SEQUENCE_ID, count)
             num_computed += count
             yield start, count, symbols
     finally:
-        is_whole = num_computed == len(token_ids)
-        cache.release(_SEQUENCE_ID, token_ids if is_published and is_whole else ())
+        is_complete = num_computed == len(token_ids)
+        cache.release(_SEQUENCE_ID, token_ids if is_published and is_complete else ())
 
 
-def _write(executor: PlanExecutor, cache: KVCache, token_ids: Sequence[int], start: int) -> tuple[int, ...]:
+def _write_inputs(executor: PlanExecutor, cache: KVCache, token_ids: Sequence[int], start: int) -> tuple[int, ...]:
+    """Write the inputs of a chunk; returns the sizes of the plan's symbolic dims."""
     count, table = len(token_ids), cache.block_table(_SEQUENCE_ID)
     inputs = executor.host_inputs
-    given: dict[str, Sequence[int]] = {
+    values_of: dict[str, Sequence[int]] = {
         "token_ids": token_ids,
         "positions": range(start, start + count),
         "cu_seqlens_q": (0, count),
@@ -100,11 +102,11 @@ def _write(executor: PlanExecutor, cache: KVCache, token_ids: Sequence[int], sta
         "logits_rows": range(count),
     }
     if cache.is_recurrent:
-        given["state_slots"] = (cache.state_slot(_SEQUENCE_ID),)
+        values_of["state_slots"] = (cache.state_slot(_SEQUENCE_ID),)
     for group in range(1, cache.num_groups):
-        given[f"block_tables.{group}"] = cache.block_table(_SEQUENCE_ID, group)
+        values_of[f"block_tables.{group}"] = cache.block_table(_SEQUENCE_ID, group)
         cache.fill_slots(_SEQUENCE_ID, start, count, inputs[f"slot_mapping.{group}"], group=group)
-    for name, values in given.items():
+    for name, values in values_of.items():
         inputs[name][: len(values)] = values
     cache.fill_slots(_SEQUENCE_ID, start, count, inputs["slot_mapping"])
     sizes = {"T": count, "S": 1, "R": count, "B": len(table)}
@@ -114,10 +116,10 @@ def _write(executor: PlanExecutor, cache: KVCache, token_ids: Sequence[int], sta
 def text_logits(engine: Engine, token_ids: Sequence[int], executor: PlanExecutor | None = None) -> np.ndarray[Any, Any]:
     """Compute the logits of every token of a text in one step of an idle engine; returns float32 [len(token_ids), V].
 
-    The text is at most as long as the rows and tokens of a step (`max_num_seqs`, `max_num_batched_tokens`).
-    `executor` is that of a variant of the step, such as an adapter's.
-    InvalidArgumentError for ids outside the model's vocabulary, which kernels do not check. OutOfMemoryError if the KV
-    cache has too few free blocks. ComputationError if the logits are not finite.
+    The text is at most as long as the rows and tokens of a step (`max_num_seqs`, `max_num_batched_tokens`). `executor`
+    is that of another graph of the step, such as the one with adapters. InvalidArgumentError for ids outside the
+    model's vocabulary, which kernels do not check. OutOfMemoryError if the KV cache has too few free blocks.
+    ComputationError if the logits are not finite.
     """
     import numpy as np
 
@@ -136,7 +138,7 @@ def text_logits(engine: Engine, token_ids: Sequence[int], executor: PlanExecutor
 
 
 POOLINGS = ("last", "mean", "cls")
-"""Poolings of the hidden states behind the final norm: the last token's, the mean of all, the first token's."""
+"""Poolings of the hidden states after the final norm: the last token's, the mean of all, the first token's."""
 
 
 def embed_text(
@@ -159,20 +161,20 @@ def embed_text(
     if pooling not in POOLINGS:
         raise InvalidArgumentError(f"pooling should be one of {', '.join(POOLINGS)}, got {pooling!r}.", param="pooling")
     executor = runner.executor_of(GraphKind.HIDDEN_STATES, adapter)
-    total: npt.NDArray[Any] | None = None
+    pooled: npt.NDArray[Any] | None = None
     for start, _, symbols in run_text(executor, runner.kv_memory, cache, token_ids):
         states = executor.output("hidden_states", symbols).astype(np.float64)
         if pooling == "mean":
-            total = states.sum(axis=0) if total is None else total + states.sum(axis=0)
+            pooled = states.sum(axis=0) if pooled is None else pooled + states.sum(axis=0)
         elif pooling == "last":
-            total = states[-1]
+            pooled = states[-1]
         elif start == 0:
-            total = states[0]
-    assert total is not None, "a text has at least one token"
-    if not np.isfinite(total).all():
+            pooled = states[0]
+    assert pooled is not None, "a text has at least one token"
+    if not np.isfinite(pooled).all():
         raise ComputationError("The embedding is not finite: try dtype='float32', or fetch the weights again.")
-    divisor = np.linalg.norm(total) if is_normalized else len(token_ids) if pooling == "mean" else 1.0
-    return (total / (divisor or 1.0)).astype(np.float32)
+    divisor = np.linalg.norm(pooled) if is_normalized else len(token_ids) if pooling == "mean" else 1.0
+    return (pooled / (divisor or 1.0)).astype(np.float32)
 
 
 def score_prompt(runner: ModelRunner, cache: KVCache, request: Request, num_top: int) -> list[TokenLogprobs | None]:
@@ -188,12 +190,12 @@ def score_prompt(runner: ModelRunner, cache: KVCache, request: Request, num_top:
     def fill(start: int, count: int) -> None:
         executor.host_inputs["target_ids"][:count] = targets[start : start + count]
 
-    found: list[TokenLogprobs | None] = [None]
-    pieces = run_text(executor, runner.kv_memory, cache, token_ids, fill, is_published=True, extra_key=extra_key)
-    for _, count, symbols in pieces:
-        columns = [executor.output(name, symbols) for name in LOGPROB_OUTPUTS]
-        found.extend(read_logprobs(columns, [num_top] * count))
-    scores = found[: len(token_ids)]
-    if not all(isfinite(score.logprob) for score in scores if score is not None):
+    logprobs: list[TokenLogprobs | None] = [None]
+    chunks = run_text(executor, runner.kv_memory, cache, token_ids, fill, is_published=True, extra_key=extra_key)
+    for _, count, symbols in chunks:
+        outputs = [executor.output(name, symbols) for name in LOGPROB_OUTPUTS]
+        logprobs.extend(read_logprobs(outputs, [num_top] * count))
+    logprobs = logprobs[: len(token_ids)]
+    if not all(isfinite(entry.logprob) for entry in logprobs if entry is not None):
         raise ComputationError(f"The prompt cannot be scored: {NOT_FINITE}.")
-    return scores
+    return logprobs

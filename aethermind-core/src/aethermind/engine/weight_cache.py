@@ -59,7 +59,7 @@ class WeightFolder:
     """
 
     needs_huge_pages = True
-    """Whether files have to be mapped by huge pages: small ones make every decode step slower."""
+    """Whether files have to be mapped by huge pages, because with small pages every decode step is slower."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self.path = path
@@ -71,22 +71,22 @@ class WeightFolder:
         return self._files.has(key)
 
     def find(self, key: str, sizes: Mapping[str, int]) -> dict[str, Bytes]:
-        """Map the constants of a key, with these sizes in bytes; empty if there is no file, or if the system maps it by
-        small pages.
+        """Map the constants of a key; `sizes` are their bytes. Empty if there is no file, or if it is mapped by small
+        pages.
 
         CheckpointError for a damaged file, which is deleted.
         """
-        place = self._files.path_of(key)
+        path = self._files.path_of(key)
         try:
-            is_large = place.stat().st_size > 2 * _PIECE_BYTES
-            if self.needs_huge_pages and is_large and not maps_huge_pages(place):
+            is_large = path.stat().st_size > 2 * _PIECE_BYTES
+            if self.needs_huge_pages and is_large and not maps_huge_pages(path):
                 return {}
         except (FileNotFoundError, NotADirectoryError):
             return {}
         try:
-            found = _read(place, key, sizes)
+            found = _read(path, key, sizes)
         except CheckpointError:
-            if not place.exists():  # another process evicted it meanwhile
+            if not path.exists():  # another process evicted it meanwhile
                 return {}
             self._files.discard(key)
             raise
@@ -101,8 +101,10 @@ class WeightFolder:
         *,
         model: str = "",
     ) -> bool:
-        """Write a file whose metadata hold the model's path. False if `is_cancelled` returned true before the end, if
-        the file would exceed the folder's limit, or if it would be mapped by small pages.
+        """Write the file of a key; `model` is the model's path, for its metadata.
+
+        Returns False if `is_cancelled` returned true before the end, if the file would exceed the folder's limit, or if
+        it would be mapped by small pages.
 
         OSError if the file cannot be written. An unfinished file is deleted in every case.
         """
@@ -118,24 +120,24 @@ class WeightFolder:
         return self._files.write(key, _pieces(_contents(key, constants, model)), is_cancelled)
 
     def _has_huge_pages(self) -> bool:
-        """Whether files of this folder are mapped by huge pages, tried with a small file."""
+        """Whether files of this folder are mapped by huge pages, by a test with a small file."""
         with tempfile.NamedTemporaryFile(dir=self.path, suffix=PARTIAL, buffering=0) as file:
             for _ in range(4):
                 file.write(bytes(_PIECE_BYTES))
             return maps_huge_pages(Path(file.name))
 
 
-def _read(place: Path, key: str, sizes: Mapping[str, int]) -> dict[str, Bytes]:
-    file = SafetensorsFile(place)
+def _read(path: Path, key: str, sizes: Mapping[str, int]) -> dict[str, Bytes]:
+    file = SafetensorsFile(path)
     found = {}
     for name, nbytes in sizes.items():
         info = file.info(name)
         array = file.array(name)[:nbytes]
         if info.dtype_name != "U8" or array.shape != (nbytes,) or array.ctypes.data % ALIGNMENT:
-            raise CheckpointError(f"{place} has {info.num_bytes} bytes of {name}, and {nbytes} are wanted.")
+            raise CheckpointError(f"{path} has {info.num_bytes} bytes of {name}, and {nbytes} are wanted.")
         found[name] = array
     if file.metadata.get("key") != key:
-        raise CheckpointError(f"{place} holds other weights than its name indicates.")
+        raise CheckpointError(f"{path} holds other weights than its name indicates.")
     return found
 
 
@@ -155,7 +157,7 @@ def _contents(key: str, constants: Mapping[str, Bytes], model: str) -> Iterator[
 
 
 def _pieces(parts: Iterator[Any]) -> Iterator[memoryview]:
-    """Split the parts into pieces of one size, except for the last; each piece is overwritten by the next."""
+    """Split the parts into pieces of one size, except for the last; each overwrites the memory of the one before."""
     piece = memoryview(bytearray(_PIECE_BYTES))
     filled = 0
     for part in parts:
@@ -173,18 +175,22 @@ def _pieces(parts: Iterator[Any]) -> Iterator[memoryview]:
 logger = get_logger(__name__)
 
 _LOWEST_PRIORITY = 19
+"""The nice value of the thread that writes."""
 _LARGE_BYTES = 1 << 30
-"""Files of this size are announced, since they take much disk space."""
+"""From this size on a new file is announced in the log, because it takes much disk space."""
 
 
 class WeightCache:
-    """Implements `graph.constants.PackedWeightCache` for weights whose packs name their build."""
+    """The cached packed weights of one model; implements `graph.constants.PackedWeightCache`.
+
+    Only weights whose pack has a `build` are cached: other processes pack them to the same bytes.
+    """
 
     min_bytes = 64 << 20
-    """Packing fewer bytes is as fast as finding them."""
+    """Weights of fewer bytes are not cached, because packing them is as fast."""
 
     def __init__(self, compiled: CompiledModel, folder: WeightFolder) -> None:
-        """Describe the model's files before they are opened, so that a later change of a file is noticed.
+        """Record the state of the model's files before they are opened, so that a later change of a file is noticed.
 
         OSError if a file is missing, CheckpointError if the files are not a model's.
         """
@@ -195,8 +201,9 @@ class WeightCache:
 
     @classmethod
     def of(cls, compiled: CompiledModel) -> WeightCache | None:
-        """The cache of a model in the user's cache folder. None if the configuration turns it off, for dummy
-        weights, and for devices that do not compute on the host's memory.
+        """Create the cache of a model in the user's cache folder.
+
+        None if the configuration turns it off, for dummy weights, and for devices with memory of their own.
         """
         config = compiled.config
         is_in_place = compiled.open_device.backend.capabilities.is_host_accessible
@@ -209,7 +216,7 @@ class WeightCache:
             return None  # opening the files raises an error with a better message
 
     def find(self, wanted: Mapping[str, PackedConstant]) -> Mapping[str, Any]:
-        """Map the packed weights (see `PackedWeightCache`), and prefetch their pages. A damaged file is a warning."""
+        """Map the packed weights and prefetch their pages (see `PackedWeightCache`). A damaged file is a warning."""
         cacheable = self._cacheable(wanted)
         if not cacheable:
             return {}
@@ -226,9 +233,9 @@ class WeightCache:
     def keep(self, wanted: Mapping[str, PackedConstant], packed: Mapping[str, Tensor], activity: BusyTracker) -> None:
         """Write the file in a thread of the lowest priority (see `PackedWeightCache`).
 
-        It is written in pieces of 2 MiB while the model is idle, and a piece now and then if it is never idle (see
-        `IdleScheduler`). The rest is written when the model is closed or dropped, or at the end of the program, unless
-        that is interrupted.
+        Pieces of 2 MiB are written while the model is idle, and at intervals if it is never idle (see `IdleScheduler`).
+        The rest is written when the model is closed or dropped, or at the end of the program, unless that is
+        interrupted.
         """
         cacheable = self._cacheable(wanted)
         if not cacheable:
@@ -259,12 +266,12 @@ class WeightCache:
         ).atexit = False  # the thread holds the weights of a model that was dropped
 
     def finish(self) -> None:
-        """See `PackedWeightCache`; KeyboardInterrupt cancels the rest."""
+        """Write the rest now (see `PackedWeightCache`); KeyboardInterrupt cancels it."""
         while self._writing:
             _finish(*self._writing.pop())
 
     def _cacheable(self, wanted: Mapping[str, PackedConstant]) -> dict[str, PackedConstant]:
-        """The constants that another process would pack to the same bytes; none if they are few."""
+        """Return the constants that another process would pack to the same bytes; none if they have few bytes."""
         cacheable = {
             key: entry
             for key, entry in wanted.items()
@@ -301,9 +308,11 @@ def _announce(folder: WeightFolder, model: str, nbytes: int) -> None:
 
 
 def describe_files(compiled: CompiledModel) -> list[Any]:
-    """Describe a model's files and the code that reads them by name, inode, size, and times of modification and change.
+    """Describe a model's files, and the code that reads them, by name, inode, size, and times of modification and
+    change.
 
-    Reading them would take longer than packing; a copy elsewhere counts as another file. OSError if a file is missing.
+    To read the files would take longer than packing. A copy of a file counts as another file. OSError if a file is
+    missing.
     """
     source = compiled.source
     code = [*_files_of(type(compiled.model)), *_files_in(checkpoint), *_files_in(ops)]
@@ -331,26 +340,26 @@ def cache_key(compiled: CompiledModel, files: list[Any], wanted: Mapping[str, Pa
 
 
 def _files_in(package: ModuleType) -> list[Path]:
-    """The code of a package that reads or converts tensors."""
+    """Return the source files of a package that reads or converts tensors."""
     return sorted(Path(package.__path__[0]).glob("*.py"))
 
 
 def _files_of(model: type) -> list[Path]:
-    """The code of a model, which maps the checkpoint's tensors to its parameters, perhaps split or transposed."""
+    """Return the source files of a model, whose code maps the checkpoint's tensors to its parameters."""
     modules = dict.fromkeys(sys.modules.get(base.__module__) for base in model.__mro__)
     return [Path(file) for module in modules if (file := getattr(module, "__file__", None)) is not None]
 
 
 class IdleScheduler:
-    """Schedules background work of one thread, piece by piece, into the time in which the model is idle.
+    """Schedules pieces of background work of one thread while the model is idle.
 
     A piece may run once the model has been idle for `IDLE_S`, and after `MAX_WAIT_S` at the latest, so that the work
-    ends even if the model is always busy. After `finish_now` or `cancel`, which any thread may call, nothing is waited
-    for.
+    ends even if the model is always busy. After `finish_now` or `cancel`, which any thread may call, pieces do not
+    wait.
     """
 
     IDLE_S = 0.1
-    """Longer than the time between two steps of a request: their host work, and the reader of a stream."""
+    """Seconds; longer than the time between two steps of a request, in which the host works."""
 
     MAX_WAIT_S = 0.5
 
@@ -381,7 +390,7 @@ class IdleScheduler:
         return self._is_cancelled
 
     def finish_now(self) -> None:
-        """Let the rest of the work run at once, at the end of the program."""
+        """Let the rest of the work run without waiting for idle time, as at the end of the program."""
         self._may_finish.set()
 
     def cancel(self) -> None:

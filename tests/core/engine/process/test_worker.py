@@ -42,9 +42,9 @@ class Rig:
 
     def compile(self) -> None:
         """Let the pending grammars compile, and add their requests."""
-        made = [pending.made for pending in self.worker._pending._waiting.values()]
+        grammars = [pending.grammar for pending in self.worker._pending._waiting.values()]
         self.may_compile.set()
-        for future in made:
+        for future in grammars:
             future.exception()
         self.worker._add_compiled()
 

@@ -1,4 +1,4 @@
-"""The contract of an executor, which runs a model's steps, and the executor of one device in the engine's process."""
+"""The interface of an executor, which runs a model's steps, and the executor of one device in the engine's process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Executor(Protocol):
     """The memory of the KV cache's blocks, with which the engine copies and swaps blocks between steps."""
 
     def load(self, cache: KVCache, on_progress: Callable[[int, int], None] | None = None) -> ModelRunner:
-        """Read the weights; returns the runner of steps, whose blocks `cache` allocates.
+        """Read the weights and return the runner of steps; `cache` allocates the blocks that steps use.
 
         `on_progress(done, total)` counts constants.
         """
@@ -45,7 +45,7 @@ class InlineExecutor:
     """Runs steps in the engine's process, by a `ModelRunner` that the engine calls directly."""
 
     def __init__(self, compiled: CompiledModel) -> None:
-        """InvalidArgumentError for one rank of several."""
+        """Allocate the memory of weights and KV cache. InvalidArgumentError for a model that is divided among ranks."""
         if compiled.parallel is not None:
             raise InvalidArgumentError(
                 f"The executor {compiled.config.executor} runs one rank, and tensor_parallel_size is "

@@ -1,13 +1,12 @@
 """The executor of several ranks on one machine: tensor parallelism over processes (Shoeybi et al. 2019).
 
-Rank 0, the driver, is the engine's own process. Before it runs a graph it sends the run to the workers, with the inputs
-of their parts; between runs it sends the copies of blocks. So all ranks compute steps, prompt log probabilities,
-embeddings and K-shifts, and neither the engine nor the `ModelRunner` is aware of them.
+Rank 0, the *driver*, is the process of the engine. Before it runs a graph, it sends the workers (ranks 1 and up) a
+command to run the same graph, with its inputs; between runs it sends commands to copy blocks. So all ranks compute
+steps, prompt log probabilities, embeddings and K-shifts, and neither the engine nor `ModelRunner` depends on them.
 
-The heads of a KV cache are divided among the ranks, so each block is sharded. A change of the driver's shard of a block
-is repeated by the workers, and so is a copy of recurrent states, which are divided by heads, too. The content of whole
-blocks and states, for a KV store or a file, is gathered in the driver: what is stored holds the heads of all ranks,
-independent of their number.
+The heads of a KV cache are divided among the ranks, so each rank has a shard of every block, and of recurrent states.
+Workers repeat each copy of blocks or states that the driver makes. For a KV store or a file, whole blocks and states
+are gathered in the driver: what is stored has all heads, and does not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _PIECE_BYTES = 4 * 2**20
 
 
 class DriverKVMemory(KVMemory):
-    """The driver's shard of the memory of KV blocks, which keeps the workers' shards in step."""
+    """The driver's shard of the KV memory. Every change of it is sent to the workers, which change theirs."""
 
     def __init__(self, compiled: CompiledModel, workers: WorkerGroup) -> None:
         types = {value.name: value.type for value in compiled.step.graph.states}
@@ -87,7 +86,7 @@ class DriverKVMemory(KVMemory):
         return {name: (tensor.dtype.label, self._shardings[name].shape) for name, tensor in self.state_tensors.items()}
 
     def alloc_staging_states(self, num_slots: int, *, has_own_stream: bool = False) -> StagingBlocks:
-        """Allocate staging memory in this process for `num_slots` whole states."""
+        """Allocate a staging area in this process for `num_slots` states with the heads of all ranks."""
         if not self._has_staging_states:
             self._has_staging_states = True
             self._workers.broadcast_move("alloc_staging", "states", 1)
@@ -105,7 +104,7 @@ class DriverKVMemory(KVMemory):
         return _DriverSwapBlocks(super().alloc_staging_blocks(num_blocks), self._workers, number)
 
     def alloc_staging_blocks(self, num_blocks: int, *, has_own_stream: bool = False) -> StagingBlocks:
-        """Allocate staging memory in this process for `num_blocks` whole blocks."""
+        """Allocate a staging area in this process for `num_blocks` blocks with the heads of all ranks."""
         if not self._blocks_per_request:
             block_bytes = sum(tensor.nbytes // tensor.shape[0] for tensor in self.block_tensors.values())
             self._blocks_per_request = max(1, _PIECE_BYTES // max(1, block_bytes))
@@ -116,8 +115,9 @@ class DriverKVMemory(KVMemory):
 
 
 class _Sharding:
-    """The sharding of a tensor [num_blocks, …] or [num_slots, …], in bytes: each rank has some of the heads along an
-    axis, or all of them.
+    """How the heads of a tensor [num_blocks, …] or [num_slots, …] are divided among ranks along one axis, in bytes.
+
+    If there are fewer heads than ranks, several ranks have the same heads.
     """
 
     def __init__(self, part: Tensor, shards: StateShards | None, num_ranks: int) -> None:
@@ -129,9 +129,11 @@ class _Sharding:
         self.shape = tuple(shape)
         """The shape of one block with the heads of all ranks."""
         self.bytes_shape = (*shape[:-1], shape[-1] * itemsize)
-        """The same in bytes."""
-        size = itemsize if shards.axis == -1 else 1
-        in_bytes = [tuple((begin * size, end * size) for begin, end in segments) for segments in shards.segments]
+        """`shape` in bytes: the last dim is multiplied by the size of an element."""
+        axis_bytes = itemsize if shards.axis == -1 else 1
+        in_bytes = [
+            tuple((begin * axis_bytes, end * axis_bytes) for begin, end in segments) for segments in shards.segments
+        ]
         self._shards = StateShards(shards.axis, tuple(in_bytes))
 
     @property
@@ -141,11 +143,11 @@ class _Sharding:
         return [rank for rank in range(len(heads)) if not rank or heads[rank] != heads[rank - 1]]
 
     def take(self, whole: Any, rank: int, rows: list[int]) -> Any:
-        """Return a rank's shard of these rows of whole blocks."""
+        """Return a rank's shard of some rows of `whole`, uint8 [rows, *bytes_shape]."""
         return self._shards.take(whole[rows], rank)
 
     def put(self, whole: Any, rank: int, data: Any, rows: list[int]) -> None:
-        """Write the bytes of a rank's shard of these rows."""
+        """Write `data`, a rank's shard of some rows, to `whole`."""
         shape = list(self.bytes_shape)
         shape[self._shards.axis] = sum(end - begin for begin, end in self._shards.segments[rank])
         self._shards.put(whole, rank, data.reshape(len(rows), *shape), rows)
@@ -182,9 +184,9 @@ class _GatheredBlocks:
         kind: str,
         blocks_per_request: int,
     ) -> None:
-        """`local` is staging memory of rank 0's shard; the workers send `blocks_per_request` blocks at a time.
+        """`local` is the staging area of rank 0's shard; the workers send `blocks_per_request` blocks at a time.
 
-        `kind` says whether these are blocks or states.
+        `kind` is "blocks" or "states".
         """
         import numpy as np
 
@@ -193,14 +195,14 @@ class _GatheredBlocks:
         self._workers = workers
         self._kind = kind
         self._blocks_per_request = blocks_per_request
-        self._joined = {
+        self._whole = {
             name: np.zeros((num_blocks, *sharding.bytes_shape), np.uint8) for name, sharding in shardings.items()
         }
         self._contributing_ranks = {rank for sharding in shardings.values() for rank in sharding.owner_ranks if rank}
 
     def rows(self) -> dict[str, Any]:
         """Return the bytes of each tensor as a view, uint8 [num_blocks, bytes of a block]."""
-        return {name: array.reshape(len(array), -1) for name, array in self._joined.items()}
+        return {name: array.reshape(len(array), -1) for name, array in self._whole.items()}
 
     def move_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         """Copy device `blocks` to `host_blocks`, one by one; done on return."""
@@ -209,30 +211,30 @@ class _GatheredBlocks:
         self._local.move_out(blocks, host_blocks)
         for name, rows in self._local.rows().items():
             self._put(name, 0, list(host_blocks), rows[list(host_blocks)])
-        for some, on_host in self._pieces(blocks, host_blocks):
-            for rank, parts in self._workers.read_blocks(self._kind, some, self._contributing_ranks).items():
+        for batch, host_batch in self._batches(blocks, host_blocks):
+            for rank, parts in self._workers.read_blocks(self._kind, batch, self._contributing_ranks).items():
                 for name, data in parts.items():
-                    self._put(name, rank, on_host, np.frombuffer(data, np.uint8))
+                    self._put(name, rank, host_batch, np.frombuffer(data, np.uint8))
 
     def move_in(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy `host_blocks` to device `blocks`, one by one; done on rank 0 on return."""
-        for some, on_host in self._pieces(blocks, host_blocks):
+        for batch, host_batch in self._batches(blocks, host_blocks):
             parts = [
-                {name: self._part(name, rank, on_host).tobytes() for name in self._shardings}
+                {name: self._part(name, rank, host_batch).tobytes() for name in self._shardings}
                 for rank in range(1, self._workers.size)
             ]
-            self._workers.write_blocks(self._kind, some, parts)
+            self._workers.write_blocks(self._kind, batch, parts)
         for name, rows in self._local.rows().items():
             rows[list(host_blocks)] = self._part(name, 0, list(host_blocks)).reshape(len(host_blocks), -1)
         self._local.move_in(host_blocks, blocks)
 
     def _part(self, name: str, rank: int, host_blocks: list[int]) -> Any:
-        return self._shardings[name].take(self._joined[name], rank, host_blocks)
+        return self._shardings[name].take(self._whole[name], rank, host_blocks)
 
     def _put(self, name: str, rank: int, host_blocks: list[int], data: Any) -> None:
-        self._shardings[name].put(self._joined[name], rank, data, host_blocks)
+        self._shardings[name].put(self._whole[name], rank, data, host_blocks)
 
-    def _pieces(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    def _batches(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
         for begin in range(0, len(blocks), self._blocks_per_request):
             end = begin + self._blocks_per_request
             yield list(blocks[begin:end]), list(host_blocks[begin:end])
@@ -263,14 +265,14 @@ class MultiprocExecutor:
             runner = _DriverRunner(self._workers, self._compiled, cache, self.kv_memory, on_progress)
             self._workers.barrier()
             if not self._is_on_host:
-                self._join()
+                self._join_collectives()
         except BaseException:
             self._workers.close()
             raise
         return runner
 
-    def _join(self) -> None:
-        """Join the ranks by the device's collectives, after all have loaded."""
+    def _join_collectives(self) -> None:
+        """Create the communicator of the device's collectives on all ranks, after all have loaded."""
         backend, size = self._compiled.open_device.backend, self._compiled.config.tensor_parallel_size
         address = _free_address()
         self._workers.broadcast("join", address)
@@ -285,7 +287,7 @@ class MultiprocExecutor:
 
 
 class _DriverRunner(ModelRunner):
-    """The driver's runner, whose executors run on all ranks."""
+    """The runner of the driver, whose graphs run on all ranks."""
 
     def __init__(self, workers: WorkerGroup, *arguments: Any) -> None:
         self._workers = workers
@@ -296,30 +298,30 @@ class _DriverRunner(ModelRunner):
         if key.kind is GraphKind.SAMPLER:
             return super().open_executor(compiled, key, stream)
         tensors = self.kv_memory.tensors
-        rest = (self._backend, self._device, self.constants, tensors, stream, self._ranges)
-        return _DriverExecutor(self._workers, compiled, key, *rest)
+        plan_arguments = (self._backend, self._device, self.constants, tensors, stream, self._ranges)
+        return _DriverExecutor(self._workers, compiled, key, *plan_arguments)
 
 
 class _DriverExecutor(PlanExecutor):
     """Runs a plan on all ranks."""
 
-    def __init__(self, workers: WorkerGroup, compiled: Compiled, key: GraphKey, *rest: Any) -> None:
-        """Have the workers prepare their part; `rest` are the arguments of `PlanExecutor` besides the plan."""
-        super().__init__(compiled.plan, *rest)
+    def __init__(self, workers: WorkerGroup, compiled: Compiled, key: GraphKey, *arguments: Any) -> None:
+        """Have the workers open the graph of `key`; `arguments` are those of `PlanExecutor` besides the plan."""
+        super().__init__(compiled.plan, *arguments)
         self._workers = workers
         self._key = (key.has_embeddings, key.kind.value, key.has_adapters)
-        self._shared = {value.name: value.type.shape for value in without_results(compiled.graph).inputs}
+        self._worker_inputs = {value.name: value.type.shape for value in without_results(compiled.graph).inputs}
         workers.broadcast("open", *self._key)
 
     def run(self, symbols: tuple[int, ...], *more: Any) -> None:
         """Enqueue one run on all ranks over the current `host_inputs`."""
         assert not any(more), "workers do not have inputs from this rank's device memory"
-        self._announce(symbols)
+        self._send_run(symbols)
         with self._workers.collective_run():
             super().run(symbols, *more)
 
     def run_with_late_input(self, symbols: tuple[int, ...], name: str, fill: Callable[[], None], *more: Any) -> None:
-        """Call `fill`, then run: the workers get whole runs with all inputs."""
+        """Call `fill`, then run, because the workers get all inputs before the run."""
         fill()
         self.run(symbols, *more)
 
@@ -334,7 +336,7 @@ class _DriverExecutor(PlanExecutor):
             except BaseException as error:
                 raised.append(error)
 
-        self._announce(symbols)
+        self._send_run(symbols)
         with self._workers.collective_run():
             super().run_capturing(symbols, call, names)
         if raised:
@@ -342,20 +344,21 @@ class _DriverExecutor(PlanExecutor):
 
     def run_timed(self, symbols: tuple[int, ...]) -> list[float]:
         """Run on all ranks; the times are rank 0's."""
-        self._announce(symbols)
+        self._send_run(symbols)
         with self._workers.collective_run():
             return super().run_timed(symbols)
 
-    def _announce(self, symbols: tuple[int, ...]) -> None:
+    def _send_run(self, symbols: tuple[int, ...]) -> None:
         sizes = dict(zip(self.plan.symbols, symbols, strict=True))
         inputs = {
             name: self.host_inputs[name][: num_elements(resolve(shape, sizes))].tobytes()
-            for name, shape in self._shared.items()
+            for name, shape in self._worker_inputs.items()
         }
         self._workers.broadcast("run", *self._key, list(symbols), inputs)
 
 
 def _free_address() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{found.getsockname()[1]}"
+    """Return an address of this machine with a free port."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{sock.getsockname()[1]}"

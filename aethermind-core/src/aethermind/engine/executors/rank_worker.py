@@ -1,8 +1,10 @@
 """The worker process of one rank, started by `worker_group`.
 
-Arguments: `python -m aethermind.engine.executors.rank_worker FD ANSWERS MEMORY PARENT RANK SIZE VERSION`. It loads its
-part of a model and then follows rank 0: it runs the same graphs on the same inputs, and copies the same blocks. Another
-thread sends the content of blocks. The process ends on command, and when rank 0 has ended.
+    python -m aethermind.engine.executors.rank_worker COMMANDS_FD REPLIES_FD MEMORY_FD PARENT_PID RANK SIZE VERSION
+
+It loads its part of a model and then runs the commands of rank 0: it runs the same graphs on the same inputs, and
+copies the same blocks. Another thread sends the content of blocks on request. The process ends on command, and when
+rank 0 has ended.
 """
 
 from __future__ import annotations
@@ -37,16 +39,16 @@ _POLL_INTERVAL_S = 0.5
 """Seconds between two checks that the parent is alive."""
 
 
-def main(fd: int, answers: int, memory: int, parent: int, rank: int, size: int, version: str) -> int:
-    """Run commands from the other ends of two sockets; returns the exit code."""
+def main(commands_fd: int, replies_fd: int, memory_fd: int, parent_pid: int, rank: int, size: int, version: str) -> int:
+    """Run commands that arrive on a socket, and reply to reads on another one; returns the exit code."""
     init_child()
     logging.getLogger("aethermind").setLevel(logging.ERROR)  # rank 0 logs warnings
-    threading.Thread(target=_end_with, args=[parent], daemon=True).start()
-    with socket.socket(fileno=fd) as sock, socket.socket(fileno=answers) as answering:
+    threading.Thread(target=_exit_with_parent, args=[parent_pid], daemon=True).start()
+    with socket.socket(fileno=commands_fd) as sock, socket.socket(fileno=replies_fd) as reply_sock:
         try:
             check_version(version)
-            communicator = SharedMemoryCommunicator(rank, size, memory)
-            _serve(sock, answering, communicator)
+            communicator = SharedMemoryCommunicator(rank, size, memory_fd)
+            _serve(sock, reply_sock, communicator)
         except (BrokenPipeError, ConnectionResetError, EOFError):
             return 0  # rank 0 has ended
         except Exception as error:
@@ -55,50 +57,50 @@ def main(fd: int, answers: int, memory: int, parent: int, rank: int, size: int, 
     return 0
 
 
-def _end_with(parent: int) -> None:
+def _exit_with_parent(parent_pid: int) -> None:
     """End this process when its parent has ended; runs in a thread of its own."""
-    while os.getppid() == parent:
+    while os.getppid() == parent_pid:
         time.sleep(_POLL_INTERVAL_S)
     os._exit(0)
 
 
-def _serve(sock: socket.socket, answering: socket.socket, communicator: SharedMemoryCommunicator) -> None:
+def _serve(sock: socket.socket, reply_sock: socket.socket, communicator: SharedMemoryCommunicator) -> None:
     unpacker = Unpacker()
     worker: _Worker | None = None
     while True:
         data = sock.recv(1 << 18)
         if not data:
             raise EOFError
-        for what, *arguments in unpacker.feed(data):
-            if what == "close":
+        for command, *arguments in unpacker.feed(data):
+            if command == "close":
                 return
-            if what == "barrier":
+            if command == "barrier":
                 sock.sendall(pack(["here"]))
-            elif what == "load":
+            elif command == "load":
                 model, config = arguments
                 worker = _Worker(model, config, communicator)
-                threading.Thread(target=_answer, args=[answering, worker], daemon=True).start()
+                threading.Thread(target=_serve_reads, args=[reply_sock, worker], daemon=True).start()
             else:
                 assert worker is not None, "load is the first command"
-                getattr(worker, what)(*arguments)
+                getattr(worker, command)(*arguments)
 
 
-def _answer(sock: socket.socket, worker: _Worker) -> None:
+def _serve_reads(sock: socket.socket, worker: _Worker) -> None:
     """Send the content of blocks on request; runs in a thread of its own, concurrently with steps."""
     unpacker = Unpacker()
     with suppress(OSError):  # rank 0 has ended
         while data := sock.recv(1 << 18):
             for kind, blocks, num_moves in unpacker.feed(data):
-                answer: Any
+                reply: Any
                 try:
-                    answer = worker.read_blocks(kind, blocks, num_moves)
+                    reply = worker.read_blocks(kind, blocks, num_moves)
                 except Exception as error:
-                    answer = error
-                sock.sendall(pack(answer))
+                    reply = error
+                sock.sendall(pack(reply))
 
 
 class _Worker:
-    """A rank's part of a model; its methods are the commands of rank 0."""
+    """A rank's part of a model. Its public methods are the commands of rank 0."""
 
     def __init__(self, model: str, config: EngineConfig, communicator: SharedMemoryCommunicator) -> None:
         self._compiled = compiled = compile_model(Runtime.boot(), model, config, rank=communicator.rank)
@@ -110,15 +112,15 @@ class _Worker:
         self._constants = open_constants(compiled)
         self._executors: dict[GraphKey, PlanExecutor] = {}
         self._swap_areas: list[BlockMover] = []
-        self._read: dict[str, StagingBlocks] = {}
-        self._written: dict[str, StagingBlocks] = {}
+        self._read_staging: dict[str, StagingBlocks] = {}
+        self._write_staging: dict[str, StagingBlocks] = {}
         self._ranges = compiled.open_device.backend.profiler_ranges() if config.profiler_ranges else None
         self._moved = threading.Condition()
         self._num_moves = 0
 
-    def open(self, has_embeddings: bool, part: str, has_adapters: bool) -> None:
+    def open(self, has_embeddings: bool, kind: str, has_adapters: bool) -> None:
         """Prepare a graph; rank 0 alone computes what follows the logits."""
-        key = GraphKey(has_embeddings=has_embeddings, kind=GraphKind(part), has_adapters=has_adapters)
+        key = GraphKey(has_embeddings=has_embeddings, kind=GraphKind(kind), has_adapters=has_adapters)
         if key in self._executors:
             return
         compiled = self._compiled
@@ -137,13 +139,13 @@ class _Worker:
     def run(
         self,
         has_embeddings: bool,
-        part: str,
+        kind: str,
         has_adapters: bool,
         symbols: Sequence[int],
         inputs: Mapping[str, bytes],
     ) -> None:
         """Run a graph on these inputs."""
-        key = GraphKey(has_embeddings=has_embeddings, kind=GraphKind(part), has_adapters=has_adapters)
+        key = GraphKey(has_embeddings=has_embeddings, kind=GraphKind(kind), has_adapters=has_adapters)
         executor = self._executors[key]
         for name, data in inputs.items():
             array = executor.host_inputs[name]
@@ -152,9 +154,9 @@ class _Worker:
         executor.run(tuple(symbols))
         executor.synchronize()
 
-    def move_blocks(self, what: str, *arguments: Any) -> None:
+    def move_blocks(self, command: str, *arguments: Any) -> None:
         """Run a command that changes blocks, and count it for `read_blocks`."""
-        getattr(self, what)(*arguments)
+        getattr(self, command)(*arguments)
         with self._moved:
             self._num_moves += 1
             self._moved.notify_all()
@@ -184,28 +186,31 @@ class _Worker:
         self._swap_areas[number].move_in(host_blocks, blocks)
 
     def alloc_staging(self, kind: str, num_blocks: int) -> None:
-        """Allocate staging memory to read and write blocks or states; done in this thread, which has the device."""
+        """Allocate staging areas to read and to write blocks or states (`kind`)."""
         memory = self._memory
         alloc = memory.alloc_staging_states if kind == "states" else memory.alloc_staging_blocks
-        self._read[kind] = alloc(num_blocks, has_own_stream=True)
-        self._written[kind] = alloc(num_blocks)
+        self._read_staging[kind] = alloc(num_blocks, has_own_stream=True)
+        self._write_staging[kind] = alloc(num_blocks)
 
     def write_blocks(self, kind: str, blocks: Sequence[int], parts: Mapping[str, bytes]) -> None:
         """Write bytes of each tensor to blocks, or to state slots."""
-        staging = self._written[kind]
+        staging = self._write_staging[kind]
         for name, rows in staging.rows().items():
             rows[: len(blocks)] = np.frombuffer(parts[name], np.uint8).reshape(len(blocks), -1)
         staging.move_in(range(len(blocks)), blocks)
 
     def read_blocks(self, kind: str, blocks: Sequence[int], num_moves: int) -> dict[str, bytes]:
-        """Return the bytes of each tensor of blocks after that many changes; called in the thread that sends them."""
+        """Return the bytes of each tensor of blocks, after `num_moves` commands that change blocks.
+
+        Called in the thread of `_serve_reads`, concurrently with steps.
+        """
         with self._moved:
             self._moved.wait_for(lambda: self._num_moves >= num_moves)
-        staging = self._read[kind]
+        staging = self._read_staging[kind]
         staging.move_out(blocks, range(len(blocks)))
         return {name: rows[: len(blocks)].tobytes() for name, rows in staging.rows().items()}
 
 
 if __name__ == "__main__":
-    _fd, _answers, _memory, _parent, _rank, _size = map(int, sys.argv[1:7])
-    sys.exit(main(_fd, _answers, _memory, _parent, _rank, _size, sys.argv[7]))
+    _commands_fd, _replies_fd, _memory_fd, _parent_pid, _rank, _size = map(int, sys.argv[1:7])
+    sys.exit(main(_commands_fd, _replies_fd, _memory_fd, _parent_pid, _rank, _size, sys.argv[7]))

@@ -34,31 +34,31 @@ _GRACE_S = 2.0
 class WorkerGroup:
     """Ranks 1 and up of a compiled model, in processes on this machine that end with this one. Mutable.
 
-    They run commands in order. If one of them ends, or a run of rank 0 fails, all are ended: then every call is an
-    EngineDeadError with the reason. One thread calls the methods, except `read_blocks`.
+    They run commands in order. If one of them ends, or a run of rank 0 fails, all are ended, and every later call
+    raises an EngineDeadError with the reason. One thread calls the methods, except `read_blocks`.
     """
 
     def __init__(self, compiled: CompiledModel) -> None:
-        """Start the workers, which plan and load the model concurrently with rank 0."""
+        """Start the workers, which compile and load the model concurrently with rank 0."""
         self.size = compiled.config.tensor_parallel_size
         self._failure: AetherMindError | None = None
-        self._others: list[_WorkerProcess] = []
+        self._workers: list[_WorkerProcess] = []
         self._num_moves = 0
-        self._reading = threading.Lock()
-        self._may_read = True
+        self._read_lock = threading.Lock()
+        self._can_read = True
         self._selector = selectors.DefaultSelector()
-        memory = shared_file(self.size)
+        memory_fd = shared_file(self.size)
         try:
-            self.communicator = SharedMemoryCommunicator(0, self.size, memory, self.check)
+            self.communicator = SharedMemoryCommunicator(0, self.size, memory_fd, self.check)
             for rank in range(1, self.size):
-                other = _WorkerProcess.start(rank, self.size, memory)
-                self._others.append(other)
-                self._selector.register(other.socket, selectors.EVENT_READ, other)
+                worker = _WorkerProcess.start(rank, self.size, memory_fd)
+                self._workers.append(worker)
+                self._selector.register(worker.socket, selectors.EVENT_READ, worker)
         except OSError as error:
             self._end()
             raise EngineDeadError(f"Another rank could not be started: {error.strerror or error}.") from error
         finally:
-            os.close(memory)
+            os.close(memory_fd)
         config = replace(
             compiled.config,
             dtype=compiled.dtype.label,
@@ -68,61 +68,61 @@ class WorkerGroup:
         )
         opened = compiled.open_device
         is_on_host = opened.backend.capabilities.is_host_accessible
-        for other in self._others:  # one device each, if there are several
-            index = opened.device.index + (0 if is_on_host else other.rank)
-            own = replace(config, device=str(DeviceId(opened.device.type, index)))
-            other.socket.sendall(pack(["load", str(compiled.source.path), own]))
+        for worker in self._workers:  # one device each, if there are several
+            index = opened.device.index + (0 if is_on_host else worker.rank)
+            worker_config = replace(config, device=str(DeviceId(opened.device.type, index)))
+            worker.socket.sendall(pack(["load", str(compiled.source.path), worker_config]))
 
     @property
     def pids(self) -> list[int]:
         """The process ids of the workers."""
-        return [other.pid for other in self._others]
+        return [worker.pid for worker in self._workers]
 
-    def broadcast(self, what: str, *arguments: Any) -> None:
+    def broadcast(self, command: str, *arguments: Any) -> None:
         """Send a command to all workers (see `rank_worker`), without waiting for its end."""
         self.check()
-        data = pack([what, *arguments])
-        for other in self._others:
-            self._send(other, data)
+        data = pack([command, *arguments])
+        for worker in self._workers:
+            self._send(worker, data)
 
-    def broadcast_move(self, what: str, *arguments: Any) -> None:
+    def broadcast_move(self, command: str, *arguments: Any) -> None:
         """Send a command that changes blocks; `read_blocks` waits for the commands sent before it."""
         self._num_moves += 1
-        self.broadcast("move_blocks", what, *arguments)
+        self.broadcast("move_blocks", command, *arguments)
 
     def write_blocks(self, kind: str, blocks: Sequence[int], parts: Sequence[Mapping[str, bytes]]) -> None:
         """Write bytes of each tensor to blocks, or to state slots; `parts` has those of each of the ranks 1 and up."""
         self.check()
         self._num_moves += 1
-        for other, part in zip(self._others, parts, strict=True):
-            self._send(other, pack(["move_blocks", "write_blocks", kind, list(blocks), dict(part)]))
+        for worker, part in zip(self._workers, parts, strict=True):
+            self._send(worker, pack(["move_blocks", "write_blocks", kind, list(blocks), dict(part)]))
 
     def read_blocks(self, kind: str, blocks: Sequence[int], ranks: Collection[int]) -> dict[int, Mapping[str, bytes]]:
         """Return the content of blocks, or of state slots, on some ranks: the bytes of each tensor by rank.
 
         It may be called in any thread, concurrently with steps that do not write these blocks.
         """
-        with self._reading:
-            if self._failure is not None or not self._may_read:
+        with self._read_lock:
+            if self._failure is not None or not self._can_read:
                 raise self._failure or EngineDeadError("Another rank does not answer any more.")
-            self._may_read = False  # until all have replied, the next message would be the reply to this request
-            others = [other for other in self._others if other.rank in ranks]
+            self._can_read = False  # until all have replied, the next message would be the reply to this request
+            workers = [worker for worker in self._workers if worker.rank in ranks]
             try:
-                for other in others:
-                    other.request_blocks(kind, blocks, self._num_moves)
-                found = {other.rank: other.receive_answer() for other in others}
+                for worker in workers:
+                    worker.request_blocks(kind, blocks, self._num_moves)
+                contents = {worker.rank: worker.receive_reply() for worker in workers}
             except (OSError, EOFError) as error:
                 raise EngineDeadError("Another rank ended.") from error
-            self._may_read = True
-        failed = next((value for value in found.values() if isinstance(value, Exception)), None)
+            self._can_read = True
+        failed = next((value for value in contents.values() if isinstance(value, Exception)), None)
         if failed is not None:
             raise failed if isinstance(failed, AetherMindError) else EngineDeadError(f"Another rank failed: {failed}")
-        return found
+        return contents
 
     def barrier(self) -> None:
         """Wait until all workers have run their commands; raises the error of one that failed."""
         self.broadcast("barrier")
-        waiting = set(self._others)
+        waiting = set(self._workers)
         while waiting:
             waiting -= self._listen(None)
 
@@ -134,7 +134,7 @@ class WorkerGroup:
 
     @contextmanager
     def collective_run(self) -> Iterator[None]:
-        """Wrap a run with collectives: if rank 0 fails in it, the workers would wait forever, so they are ended."""
+        """Wrap a run with collectives. If rank 0 fails, the workers are ended, because they would wait forever."""
         try:
             yield
         except BaseException as error:
@@ -155,63 +155,63 @@ class WorkerGroup:
         """Receive messages of the workers; returns those that have reached a barrier."""
         done = set()
         for key, _ in self._selector.select(timeout_s):
-            other: _WorkerProcess = key.data
-            for word, *arguments in other.receive():
-                if word == "failed":
-                    self._fail(other, arguments[0])
-                done.add(other)
-            if other.has_hung_up:
-                self._fail(other)
+            worker: _WorkerProcess = key.data
+            for message, *arguments in worker.receive():
+                if message == "failed":
+                    self._fail(worker, arguments[0])
+                done.add(worker)
+            if worker.has_hung_up:
+                self._fail(worker)
         return done
 
-    def _fail(self, other: _WorkerProcess, error: Exception | None = None) -> None:
+    def _fail(self, worker: _WorkerProcess, error: Exception | None = None) -> None:
         """End all workers because one failed."""
-        who = f"Rank {other.rank} of {self.size}"
+        rank = f"Rank {worker.rank} of {self.size}"
         if error is None:
-            error = EngineDeadError(f"{who} {other.describe_end()}.")
+            error = EngineDeadError(f"{rank} {worker.describe_end()}.")
         elif not isinstance(error, AetherMindError):
-            error = EngineDeadError(f"{who} failed: {error}")
+            error = EngineDeadError(f"{rank} failed: {error}")
         assert isinstance(error, AetherMindError)
         self._failure = error
         self._end()
         raise error
 
-    def _send(self, other: _WorkerProcess, data: bytes) -> None:
+    def _send(self, worker: _WorkerProcess, data: bytes) -> None:
         try:
-            other.socket.sendall(data)
+            worker.socket.sendall(data)
         except OSError:
-            self._fail(other)
+            self._fail(worker)
 
     def _end(self, grace_s: float = 0.0) -> None:
-        for other in self._others:
-            other.end(grace_s)
-        with self._reading:  # a thread that waits for a reply has been woken by the end of the process
-            for other in self._others:
-                other.answers.close()
+        for worker in self._workers:
+            worker.end(grace_s)
+        with self._read_lock:  # a thread that waits for a reply has been woken by the end of the process
+            for worker in self._workers:
+                worker.reply_sock.close()
         self._selector.close()
-        self._others.clear()
+        self._workers.clear()
 
 
 class _WorkerProcess:
     """One worker process with its sockets."""
 
     def __init__(
-        self, rank: int, process: subprocess.Popen[bytes], ours: socket.socket, answers: socket.socket
+        self, rank: int, process: subprocess.Popen[bytes], ours: socket.socket, reply_sock: socket.socket
     ) -> None:
         self.rank = rank
         self.socket = ours
-        self.answers = answers
+        self.reply_sock = reply_sock
         self.has_hung_up = False
         self._process = process
         self._unpacker = Unpacker()
-        self._answered = Unpacker()
+        self._reply_unpacker = Unpacker()
 
     @classmethod
-    def start(cls, rank: int, size: int, memory: int) -> _WorkerProcess:
+    def start(cls, rank: int, size: int, memory_fd: int) -> _WorkerProcess:
         ours, theirs = socket.socketpair()
-        answers, their_answers = socket.socketpair()
-        with theirs, their_answers:
-            numbers = (theirs.fileno(), their_answers.fileno(), memory, os.getpid(), rank, size)
+        reply_sock, their_reply_sock = socket.socketpair()
+        with theirs, their_reply_sock:
+            numbers = (theirs.fileno(), their_reply_sock.fileno(), memory_fd, os.getpid(), rank, size)
             try:
                 with blocked_signals():
                     process = subprocess.Popen(
@@ -219,13 +219,13 @@ class _WorkerProcess:
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,
                         env=child_environment(),
-                        pass_fds=[theirs.fileno(), their_answers.fileno(), memory],
+                        pass_fds=[theirs.fileno(), their_reply_sock.fileno(), memory_fd],
                     )
             except BaseException:
                 ours.close()
-                answers.close()
+                reply_sock.close()
                 raise
-        return cls(rank, process, ours, answers)
+        return cls(rank, process, ours, reply_sock)
 
     @property
     def pid(self) -> int:
@@ -243,13 +243,13 @@ class _WorkerProcess:
 
     def request_blocks(self, kind: str, blocks: Sequence[int], num_moves: int) -> None:
         """Request the content of blocks, or of state slots, after that many changes."""
-        self.answers.sendall(pack([kind, list(blocks), num_moves]))
+        self.reply_sock.sendall(pack([kind, list(blocks), num_moves]))
 
-    def receive_answer(self) -> Any:
+    def receive_reply(self) -> Any:
         """Wait for the reply to `request_blocks`: bytes by tensor, or an error. EOFError if the process has ended."""
-        while data := self.answers.recv(1 << 20):
-            for answer in self._answered.feed(data):
-                return answer
+        while data := self.reply_sock.recv(1 << 20):
+            for reply in self._reply_unpacker.feed(data):
+                return reply
         raise EOFError
 
     def describe_end(self) -> str:

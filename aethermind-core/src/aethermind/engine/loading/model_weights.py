@@ -36,9 +36,10 @@ _CACHE_SCALES = ("*.k_scale", "*.v_scale")
 
 
 def open_weights(compiled: CompiledModel, stored: StoredTensors | None = None) -> TensorSource:
-    """Open the checkpoint's tensors, and a tensor-parallel rank's parts of them, checked against the model by name.
+    """Open the checkpoint's tensors, and a tensor-parallel rank's parts of them.
 
-    `stored` is the checkpoint where it is open already. CheckpointError says what does not fit.
+    `stored` is the checkpoint, if it is open already. CheckpointError if names or shapes differ from those of the
+    model's parameters.
     """
     parts = {} if compiled.parallel is None else compiled.parallel.parts
     whole = _open_checkpoint(compiled, _whole_types(compiled), stored)
@@ -46,7 +47,7 @@ def open_weights(compiled: CompiledModel, stored: StoredTensors | None = None) -
 
 
 def _whole_types(compiled: CompiledModel) -> dict[str, TensorType]:
-    """The types of the parameters that a checkpoint has, of which a rank may have parts."""
+    """Return the types of the parameters as they are in the checkpoint, before they are divided among ranks."""
     parts = {} if compiled.parallel is None else compiled.parallel.parts
     adapter_parameters = () if compiled.adapters is None else compiled.adapters.parameters
     types = {name: type for name, type in compiled.parameter_types.items() if name not in parts}

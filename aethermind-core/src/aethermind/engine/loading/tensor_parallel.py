@@ -117,7 +117,7 @@ class PartialTensors:
 
 
 def num_threads_of(num_threads: int | None, num_ranks: int) -> int | None:
-    """Worker threads of one of several ranks on this machine, which share its cores."""
+    """Return the number of worker threads of a rank; the ranks on this machine share its cores."""
     if num_ranks == 1 or num_threads is not None or env.num_threads():
         return num_threads
     return max(1, host_topology().num_default_threads // num_ranks)

@@ -104,10 +104,10 @@ def compare(
     *,
     fuse: bool = True,
 ) -> Comparison:
-    """Answer a prompt greedily on two idle engines in lockstep, and compare the values with equal names.
+    """Generate greedily on two idle engines in lockstep, and compare the intermediate values with equal names.
 
-    It ends after `num_tokens` tokens, or earlier if the two chose different ones. `fuse=False` runs both without fused
-    operators.
+    The comparison ends after `num_tokens` tokens, or when the two sample different ones. `fuse=False` runs both without
+    fused operators.
     """
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     expected = _Recorder(reference)
@@ -118,10 +118,10 @@ def compare(
     def check(name: str, array: Any, info: ValueInfo) -> None:
         names[name] = None
         if name in expected.values:
-            actual = _own_part(tested, array, info)
+            actual = _computed_part(tested, array, info)
             compared = compare_arrays(expected.values[name], actual, tolerance)
-            where = (info.phase, info.operator, info.kernel, info.layer, actual.shape, str(actual.dtype))
-            differences.append(Difference(name, num_steps, *where, *compared))
+            described = (info.phase, info.operator, info.kernel, info.layer, actual.shape, str(actual.dtype))
+            differences.append(Difference(name, num_steps, *described, *compared))
 
     engines = (reference, tested)
     try:
@@ -133,9 +133,9 @@ def compare(
         ):
             while reference.has_unfinished and tested.has_unfinished:
                 expected.values.clear()
-                chosen = [[output.outputs[0].token_ids for output in engine.step()] for engine in engines]
+                token_ids = [[output.outputs[0].token_ids for output in engine.step()] for engine in engines]
                 num_steps += 1
-                if chosen[0] != chosen[1]:
+                if token_ids[0] != token_ids[1]:
                     break
     finally:
         for engine in engines:
@@ -184,11 +184,11 @@ class _Recorder:
 
     def __call__(self, name: str, array: Any, info: ValueInfo) -> None:
         self.names[name] = None
-        self.values[name] = _own_part(self._engine, array, info).copy()
+        self.values[name] = _computed_part(self._engine, array, info).copy()
 
 
-def _own_part(engine: Engine, array: Any, info: ValueInfo) -> Any:
-    """Return what the step computed: of a cache, the slots [tokens, kv heads, head dim] that it has written."""
+def _computed_part(engine: Engine, array: Any, info: ValueInfo) -> Any:
+    """Return the part of a value that the step computed: of a KV cache, the slots [tokens, kv heads, head dim]."""
     if not info.is_state:
         return array
     (request,) = engine.running

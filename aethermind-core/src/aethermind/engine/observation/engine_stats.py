@@ -1,4 +1,4 @@
-"""Statistics of an engine that are cheap to read."""
+"""Statistics of an engine, for metrics and health checks; they are cheap to read."""
 
 from __future__ import annotations
 

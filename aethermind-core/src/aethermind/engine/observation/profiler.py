@@ -39,15 +39,15 @@ __all__ = [
     "total",
 ]
 
-K = TypeVar("K", bound=Hashable)
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
 class CallProfile:
-    """One kernel call: `name` is that of its first value, `layer` None outside of layers, `seconds` a median.
+    """One kernel call of a plan: `name` is the name of its first output, `seconds` the median of its times.
 
-    `inputs` are their types as text, without absent ones. `cost` counts all that is read and written, `work` what
-    bounds the call.
+    `layer` is None outside of layers. `inputs` are the types of its inputs as text. `cost` counts all bytes and
+    operations, `work` those that bound the call's time (see `roofline`).
     """
 
     name: str
@@ -62,9 +62,10 @@ class CallProfile:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """One step of the engine: its calls in order, and the median times of the whole step with and without timing marks.
+    """One step of the engine: its kernel calls in order, and its median times with and without events between calls.
 
-    `num_tokens` are computed in the step, `num_context_tokens` are the lengths of its sequences afterwards.
+    The step computes `num_tokens`; `num_context_tokens` is the sum of the lengths of its sequences afterwards.
+    `marked_s` is the time with events, `unmarked_s` the time without.
     """
 
     phase: str
@@ -83,8 +84,8 @@ class StepProfile:
 class Profiler:
     """A step observer of `ModelRunner` that records a profile of every step.
 
-    Each step runs `repeat` times plainly and `repeat` times with a mark behind every call, alternately. Repeated runs
-    of a plan leave the same values, because recurrent states in `memory` are restored before each.
+    Each step runs `repeat` times without and `repeat` times with an event after every call, alternately. Repeated runs
+    have the same results, because recurrent states in `memory` are restored before each.
     """
 
     def __init__(self, operators: OperatorRegistry, memory: KVMemory, repeat: int = 3) -> None:
@@ -119,7 +120,7 @@ class Profiler:
         profile = StepProfile(
             decision.phase,
             decision.num_batched_tokens,
-            sum(held for _, held in shape.sequences),
+            sum(length for _, length in shape.sequences),
             tuple(self._profile(*timed_call) for timed_call in timed),
             median(map(sum, marked)),
             median(unmarked),
@@ -142,7 +143,7 @@ class Profiler:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Several calls together."""
+    """The sum of several kernel calls."""
 
     calls: tuple[CallProfile, ...]
 
@@ -169,21 +170,21 @@ class Total:
         return add_up(call.work.min_s(limits) for call in self.calls)
 
 
-def total(steps: Iterable[StepProfile], key: Callable[[CallProfile], K]) -> dict[K, Total]:
+def total(steps: Iterable[StepProfile], key: Callable[[CallProfile], Key]) -> dict[Key, Total]:
     """Group the calls of several steps by a key, in the order in which keys occur."""
-    found: dict[K, list[CallProfile]] = {}
+    groups: dict[Key, list[CallProfile]] = {}
     for step in steps:
         for call in step.calls:
-            found.setdefault(key(call), []).append(call)
-    return {call: Total(tuple(calls)) for call, calls in found.items()}
+            groups.setdefault(key(call), []).append(call)
+    return {name: Total(tuple(calls)) for name, calls in groups.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes of memory at a time.
+    """Bytes of memory in use at one time, called `moment`.
 
-    `weights` are in the checkpoint's layout (mapped, if the device reads them in place), `packed_weights` in that of
-    kernels. `activations` is the arena of intermediate values, `inputs` are the inputs of steps, `other` everything
+    `weights` are in the checkpoint's layout (mapped, if the device reads them in place), `packed_weights` in the layout
+    of kernels. `activations` is the arena of intermediate values, `inputs` are the inputs of steps, `other` everything
     else from the device's allocator. `resident_bytes` is the process's resident memory, None if the system does not
     report it.
     """
@@ -198,7 +199,7 @@ class MemoryUse:
     resident_bytes: int | None
 
     def categories(self) -> dict[str, int]:
-        """Return bytes by category, without the process's."""
+        """Return bytes by category, without `resident_bytes`."""
         names = ("weights", "packed_weights", "kv_cache", "activations", "inputs", "other")
         return {name: getattr(self, name) for name in names}
 
@@ -230,9 +231,10 @@ _STEPS, _KERNELS = 1, 2
 
 
 def chrome_trace(steps: Sequence[StepProfile], memory: Sequence[tuple[int, MemoryUse]], device: str) -> dict[str, Any]:
-    """Return steps and their calls one after the other, without the host's time between them.
+    """Return a profile in the trace event format of Chrome and Perfetto.
 
-    `memory` holds pairs (number of steps before it, memory use at that time).
+    Steps and their calls follow each other without the host's time between them. `memory` holds pairs (number of steps
+    before it, memory use at that time).
     """
     names = (("process_name", 0, device), ("thread_name", _STEPS, "steps"), ("thread_name", _KERNELS, "kernels"))
     events: list[dict[str, Any]] = [

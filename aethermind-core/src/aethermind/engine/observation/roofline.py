@@ -1,8 +1,8 @@
-"""The least time that steps can take on a device: the roofline model of Williams, Waterman and Patterson (CACM, 2009).
+"""Lower bounds of the time of steps: the roofline model of Williams, Waterman and Patterson (CACM, 2009).
 
-A kernel call takes at least as long as its weights, keys and values take to come from memory, and as its operations
-take at the peak of the arithmetic that does them. Calls follow each other, so a step takes at least their sum, and a
-run that of its steps. Values that one call passes to the next are not counted, because they may be in caches.
+A kernel call takes at least the time to read its weights, keys and values from memory, and at least the time of its
+operations at the device's peak rate for their dtype. The lower bound of a step is the sum over its calls. Values that
+one call passes to the next are not counted, because they may be in caches.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["StepRecorder", "StepShape", "Work", "add_up", "calls_of", "min_secon
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The size of a step: the values of the plan's symbols, in their order, and its sequences.
+    """The size of a step: the sizes of the plan's symbolic dims, in the order of `Plan.symbols`, and its sequences.
 
-    `sequences` are pairs (new tokens, tokens including those before). `is_decode` means that all sequences decode.
+    `sequences` are pairs (new tokens, all tokens). `is_decode` means that all sequences decode.
     """
 
     symbols: tuple[int, ...]
@@ -44,7 +44,7 @@ class StepShape:
 
 
 class StepRecorder:
-    """A step observer of `ModelRunner` that runs steps plainly and records their shapes."""
+    """A step observer of `ModelRunner` that runs steps once and records their shapes."""
 
     def __init__(self) -> None:
         self.shapes: list[StepShape] = []
@@ -57,7 +57,7 @@ class StepRecorder:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What bounds a call: bytes of weights, keys and values, and operations at the peak rate of `arithmetic`."""
+    """What bounds the time of a call: bytes of weights, keys and values, and operations in the dtype `arithmetic`."""
 
     memory_bytes: int
     flops: int
@@ -84,29 +84,31 @@ def calls_of(plan: Plan, operators: OperatorRegistry, shape: StepShape) -> list[
     calls = []
     for step in plan.steps:
         operator = operators[step.kernel.operator]
-        given = _given(operator, step)
+        operands = _present_inputs(operator, step)
         computed = zip(operator.schema.outputs, step.outputs, strict=True)
         calls.append(
             Call(
-                {name: _sized(operand.type, sizes) for name, operand in given.items()},
-                {spec.name: _sized(operand.type, sizes) for spec, operand in computed},
+                {name: _resolved(operand.type, sizes) for name, operand in operands.items()},
+                {spec.name: _resolved(operand.type, sizes) for spec, operand in computed},
                 step.attributes,
                 shape.sequences,
-                {name: plan.constant_bytes(operand) for name, operand in given.items() if _is_constant(operand)},
+                {name: plan.constant_bytes(operand) for name, operand in operands.items() if _is_constant(operand)},
             )
         )
     return calls
 
 
 def work_of(operator: Operator, step: Step, call: Call) -> Work:
-    """Return what bounds the call of a step."""
-    given = _given(operator, step)
-    cached = dict.fromkeys((name for name, operand in given.items() if not _is_constant(operand)), 0)
+    """Return what bounds the time of a call, which is `step` of the plan."""
+    operands = _present_inputs(operator, step)
+    cached = dict.fromkeys((name for name, operand in operands.items() if not _is_constant(operand)), 0)
     cost = cost_of(operator, replace(call, stored_bytes={**call.stored_bytes, **cached}))
     memory_bytes = (
-        cost.bytes_read if any(value.place in (Place.CONSTANT, Place.STATE) for value in given.values()) else 0
+        cost.bytes_read if any(value.place in (Place.CONSTANT, Place.STATE) for value in operands.values()) else 0
     )
-    dtypes = [given[spec.name].dtype for spec in operator.schema.inputs if spec.kind in "FW" and spec.name in given]
+    dtypes = [
+        operands[spec.name].dtype for spec in operator.schema.inputs if spec.kind in "FW" and spec.name in operands
+    ]
     return Work(memory_bytes, cost.flops, step.kernel.arithmetic or (dtypes[0] if dtypes else DType.FLOAT32))
 
 
@@ -133,7 +135,7 @@ def add_up(seconds: Iterable[float | None]) -> float | None:
     return total
 
 
-def _given(operator: Operator, step: Step) -> dict[str, Operand]:
+def _present_inputs(operator: Operator, step: Step) -> dict[str, Operand]:
     named = zip(operator.schema.inputs, step.inputs, strict=False)  # the kernel may know fewer inputs
     return {spec.name: operand for spec, operand in named if operand is not None}
 
@@ -142,5 +144,5 @@ def _is_constant(operand: Operand) -> bool:
     return operand.place is Place.CONSTANT
 
 
-def _sized(type: TensorType, sizes: dict[str, int]) -> TensorType:
+def _resolved(type: TensorType, sizes: dict[str, int]) -> TensorType:
     return TensorType(type.dtype, resolve(type.shape, sizes))

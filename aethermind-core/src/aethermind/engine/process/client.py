@@ -73,13 +73,14 @@ class EngineProcess(EngineClient):
         self._runtime = runtime
         self._frontend: TokenizerFrontend | None = None
         self._handles: dict[str, int] = {}
+        """The handle of each open request, by its name (request id)."""
         self._names: dict[int, str] = {}
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._on_progress = on_progress
         self._loaded: Loaded | None = None
         self._stats: EngineStats | None = None
-        self._adjusted: dict[str, int | None] | None = None
+        self._adjusted_limits: dict[str, int | None] | None = None
         self._added_adapters: dict[str, str] = {}
         self._removed_adapters: set[str] = set()
         self._supervisor = Supervisor(
@@ -102,7 +103,7 @@ class EngineProcess(EngineClient):
 
     @property
     def frontend(self) -> TokenizerFrontend:
-        """The tokenizer side of the model, in this process. Available once the engine is started."""
+        """The tokenizer and prompt reader of the model, in this process. Available once the engine is started."""
         assert self._frontend is not None, "not started"
         return self._frontend
 
@@ -135,7 +136,7 @@ class EngineProcess(EngineClient):
 
     async def adjust(self, **limits: int | None) -> dict[str, int | None]:
         """Change the limits of later steps, and return all by name; a restarted process keeps them."""
-        self._adjusted = adjusted = await super().adjust(**limits)
+        self._adjusted_limits = adjusted = await super().adjust(**limits)
         self._stats = replace(self.stats, **adjusted)  # type: ignore[arg-type]  # names of fields
         return adjusted
 
@@ -162,7 +163,7 @@ class EngineProcess(EngineClient):
         return TokenizerFrontend.open(self._runtime or Runtime.boot(), self._model, self._tokenizer)
 
     async def _call_utility(self, method: str, **arguments: Any) -> Any:
-        """Call one of `UTILITY_METHODS` between two steps; returns or raises its outcome."""
+        """Call one of `UTILITY_METHODS` of the engine between two steps; returns its result or raises its error."""
         if self._requests.failure is not None:
             raise self._requests.failure
         number = next(self._numbers)
@@ -231,9 +232,11 @@ class EngineProcess(EngineClient):
 
     def _on_up(self, loaded: Loaded) -> None:
         self._loaded = loaded
-        if self._adjusted is not None:  # a restarted engine has the limits of its configuration
-            self._supervisor.send(UtilityCall(next(self._numbers), "adjust", self._adjusted))
-        for name in self._removed_adapters.intersection(loaded.info.adapters):  # likewise, those of its start
+        if self._adjusted_limits is not None:  # a restarted engine begins with the limits of its configuration
+            self._supervisor.send(UtilityCall(next(self._numbers), "adjust", self._adjusted_limits))
+        for name in self._removed_adapters.intersection(
+            loaded.info.adapters
+        ):  # and with the adapters of its configuration
             self._supervisor.send(UtilityCall(next(self._numbers), "unload_adapter", {"name": name}))
         for name, path in self._added_adapters.items():
             self._supervisor.send(UtilityCall(next(self._numbers), "load_adapter", {"name": name, "path": path}))
@@ -276,12 +279,12 @@ class TokenizerFrontend:
         source = runtime.open_source(model, tokenizer)
         raw = source.config()
         architecture = runtime.architectures.resolve_name(raw, source.path)
-        found = source.tokenizer()
-        found.load_library_tokenizer()
+        read_tokenizer = source.tokenizer()
+        read_tokenizer.load_library_tokenizer()
         factory = runtime.input_processors.find(architecture)
 
         def open_processor() -> InputProcessor | None:
             return None if factory is None else factory.create(raw, source.weights())
 
-        prompts = PromptReader(found, architecture, open_processor, text_limit=source.text_limit())
-        return cls(found, prompts, runtime.answer_formats.find(architecture) or AnswerFormat())
+        prompts = PromptReader(read_tokenizer, architecture, open_processor, text_limit=source.text_limit())
+        return cls(read_tokenizer, prompts, runtime.answer_formats.find(architecture) or AnswerFormat())

@@ -96,7 +96,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class UtilityCall:
-    """Calls one of `UTILITY_METHODS` between two steps. The `UtilityResult` has the same number."""
+    """Calls one of `UTILITY_METHODS` of the engine between two steps. The `UtilityResult` has the same number."""
 
     number: int
     method: str
@@ -122,7 +122,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class UtilityResult:
-    """What a `UtilityCall` returned or raised."""
+    """The result of a `UtilityCall`, or the error that it raised."""
 
     number: int
     value: Any
@@ -131,7 +131,7 @@ class UtilityResult:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A log record, its traceback as text. `created` is in seconds since the epoch."""
+    """A log record, with its traceback as text. `created` is in seconds since the epoch."""
 
     level: int
     name: str
@@ -149,7 +149,7 @@ class EngineOutputs:
     """Progress of loading: done, total."""
     loaded: Loaded | None = None
     failure: Exception | None = None
-    """Why the model could not be loaded, or why the engine failed later. No message follows."""
+    """Why the model could not be loaded, or why the engine failed later. This is the last message then."""
     results: list[UtilityResult] | None = None
     refused: list[tuple[int, Exception]] | None = None
     """Handles of requests that could not be added, with the errors."""
@@ -180,9 +180,9 @@ _MAX_MESSAGE_BYTES = 1 << 30
 """Large, because a prompt may be given as embeddings."""
 
 _MAX_REUSED_BYTES = 1 << 16
-"""A packer that encoded more than this is not reused, because it keeps its buffer."""
+"""A packer that encoded more than this is not reused, because it would keep its large buffer."""
 
-_CODE_OF = {record: code for code, record in enumerate(RECORDS)}
+_EXTENSION_CODES = {record: code for code, record in enumerate(RECORDS)}
 _NAMES = {record: tuple(field.name for field in fields(record) if field.init) for record in RECORDS}
 _TUPLE, _ARRAY, _MAPPING, _ERROR = 120, 121, 122, 123
 _METRICS = tuple(field.name for field in fields(RequestMetrics))
@@ -227,13 +227,16 @@ class Unpacker:
 
 
 def encode_delta(delta: OutputDelta) -> list[Any]:
-    """The values of a delta, without its request id, in lists: the most frequent message, so it has no record types."""
+    """Return the values of a delta, without its request id, as nested lists.
+
+    Deltas are the most frequent messages, and lists are faster to encode than `RECORDS`.
+    """
     completions = [
         [
             completion.index,
             completion.text,
             completion.token_ids,
-            _flat(completion.logprobs),
+            _logprobs_to_lists(completion.logprobs),
             completion.num_tokens,
             completion.finish_reason,
             completion.stop_reason,
@@ -241,7 +244,7 @@ def encode_delta(delta: OutputDelta) -> list[Any]:
         for completion in delta.completions
     ]
     metrics = [getattr(delta.metrics, name) for name in _METRICS]
-    prompt_logprobs = _flat(delta.prompt_logprobs)
+    prompt_logprobs = _logprobs_to_lists(delta.prompt_logprobs)
     return [
         completions,
         delta.finished,
@@ -255,24 +258,24 @@ def encode_delta(delta: OutputDelta) -> list[Any]:
 
 
 def decode_delta(request_id: str, values: list[Any]) -> OutputDelta:
-    """The delta that `encode_delta` encoded, as one of `request_id`."""
+    """Return the delta that `encode_delta` encoded, with this request id."""
     completions, finished, metrics, num_prompt_tokens, num_cached_tokens, prompt_logprobs, *error = values
     return OutputDelta(
         request_id,
         [
-            CompletionDelta(index, text, token_ids, _named(logprobs), *rest)
+            CompletionDelta(index, text, token_ids, _logprobs_from_lists(logprobs), *rest)
             for index, text, token_ids, logprobs, *rest in completions
         ],
         finished,
         RequestMetrics(*metrics),
         num_prompt_tokens,
         num_cached_tokens,
-        _named(prompt_logprobs),
+        _logprobs_from_lists(prompt_logprobs),
         *error,
     )
 
 
-def _flat(logprobs: Sequence[dict[int, Logprob] | None] | None) -> list[Any] | None:
+def _logprobs_to_lists(logprobs: Sequence[dict[int, Logprob] | None] | None) -> list[Any] | None:
     if logprobs is None:
         return None
     return [
@@ -282,7 +285,7 @@ def _flat(logprobs: Sequence[dict[int, Logprob] | None] | None) -> list[Any] | N
     ]
 
 
-def _named(flat: list[Any] | None) -> Any:
+def _logprobs_from_lists(flat: list[Any] | None) -> Any:
     if flat is None:
         return None
     return [by_token and {token_id: Logprob(*logprob) for token_id, logprob in by_token.items()} for by_token in flat]
@@ -293,10 +296,10 @@ def _unpack(data: bytes) -> Any:
 
 
 def _as_extension(value: Any) -> Any:
-    kind = type(value)
-    if (code := _CODE_OF.get(kind)) is not None:
-        return msgpack.ExtType(code, pack([getattr(value, name) for name in _NAMES[kind]]))
-    if kind is tuple:
+    type_ = type(value)
+    if (code := _EXTENSION_CODES.get(type_)) is not None:
+        return msgpack.ExtType(code, pack([getattr(value, name) for name in _NAMES[type_]]))
+    if type_ is tuple:
         return msgpack.ExtType(_TUPLE, pack(list(value))) if value else _EMPTY_TUPLE
     if isinstance(value, Integral):
         return max(-(2**63), min(int(value), 2**64 - 1))
@@ -309,8 +312,8 @@ def _as_extension(value: Any) -> Any:
     if isinstance(value, Mapping):
         return msgpack.ExtType(_MAPPING, pack(dict(value)))
     if isinstance(value, Exception):
-        return msgpack.ExtType(_ERROR, pack([_error_code(value), str(value), getattr(value, "param", None)]))
-    raise InvalidArgumentError(f"{value!r:.80} is a {kind.__name__}, which cannot be sent to an engine's process.")
+        return msgpack.ExtType(_ERROR, pack([_error_class(value), str(value), getattr(value, "param", None)]))
+    raise InvalidArgumentError(f"{value!r:.80} is a {type_.__name__}, which cannot be sent to an engine's process.")
 
 
 def _from_extension(code: int, data: bytes) -> Any:
@@ -326,12 +329,12 @@ def _from_extension(code: int, data: bytes) -> Any:
         name, text, param = content
         if name is None:
             return RemoteError(text)
-        kind = getattr(errors, name)
-        return kind(text, param=param) if issubclass(kind, InvalidArgumentError) else kind(text)
+        error_type = getattr(errors, name)
+        return error_type(text, param=param) if issubclass(error_type, InvalidArgumentError) else error_type(text)
     record = RECORDS[code]
     return record(**dict(zip(_NAMES[record], content, strict=True)))
 
 
-def _error_code(error: Exception) -> str | None:
-    """The name of the nearest base class in `aethermind.errors`, None if there is none."""
-    return next((kind.__name__ for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind), None)
+def _error_class(error: Exception) -> str | None:
+    """Return the name of the error's nearest base class in `aethermind.errors`, None if there is none."""
+    return next((base.__name__ for base in type(error).__mro__ if getattr(errors, base.__name__, None) is base), None)

@@ -24,12 +24,12 @@ _PARENT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def child_command(module: str, *numbers: int) -> list[str]:
-    """The command that runs `module` with `numbers` and the version of this process as its arguments."""
+    """Return the command that runs `module` with `numbers` and this process's version as its arguments."""
     return [sys.executable, "-m", module, *map(str, numbers), __version__]
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of this process and its import path, without plugin names that were reported unknown."""
+    """Return this process's environment and import path, without plugin names that were reported as unknown."""
     variables = {**os.environ, "PYTHONPATH": import_path()}
     if (allowed := env.plugin_allow_list()) is not None:
         variables["AETHERMIND_PLUGINS"] = ",".join(sorted(allowed & plugin_names()))
@@ -38,7 +38,7 @@ def child_environment() -> dict[str, str]:
 
 @contextmanager
 def blocked_signals() -> Iterator[None]:
-    """Block signals while a child is started: it inherits the mask, so that none ends it before `init_child`."""
+    """Block signals while a child is started. It inherits the mask, so that no signal ends it before `init_child`."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENT_SIGNALS)
     try:
         yield
@@ -61,7 +61,7 @@ def check_version(parent_version: str) -> None:
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words, such as 'was killed by SIGKILL'."""
+    """Describe an exit code in words, such as 'was killed by SIGKILL'."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

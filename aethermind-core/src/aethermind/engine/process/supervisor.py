@@ -23,7 +23,7 @@ from aethermind.log import get_logger
 __all__ = ["Child", "LaunchProcess", "RestartPolicy", "StandbyProcess", "Supervisor"]
 
 LaunchProcess = Callable[[Callable[[EngineOutputs], None], Path], Awaitable["Child"]]
-"""Starts a process in a directory, whose messages the function receives."""
+"""Starts an engine process in a directory; the function receives its messages."""
 
 _log = get_logger(__name__)
 
@@ -42,33 +42,36 @@ class RestartPolicy:
     """When an engine process that ended is restarted, and when one that hangs is killed. Times are in seconds."""
 
     max_restarts: int = 5
-    """Most restarts in a row. A process that finished an answer, or was up for `stable_s`, resets the count."""
+    """Maximum number of restarts in a row. A process that served a request, or was up for `stable_s`, resets the count.
+    """
     first_delay_s: float = 1.0
     """Delay before the first restart in a row; it doubles with each further restart."""
     max_delay_s: float = 30.0
     stable_s: float = 60.0
     stall_timeout_s: float = 600.0
-    """The longest step: a process that sends nothing for so long while a request is open is killed. 0 is no limit."""
+    """Maximum time of a step: a process that sends nothing for so long while a request is open is killed. 0: no limit.
+    """
     close_timeout_s: float = 5.0
     """Time to finish the current step, and to save each session, when the engine is closed."""
     advice: str = "restart the server"
-    """What helps when the process is not restarted any more."""
+    """What the user should do when the process is not restarted any more; ends an error message."""
 
     def __post_init__(self) -> None:
         for name in ("max_restarts", "first_delay_s", "max_delay_s", "stable_s", "stall_timeout_s", "close_timeout_s"):
             if not getattr(self, name) >= 0:  # also rejects nan
                 raise InvalidArgumentError(f"{name} should be 0 or more, got {getattr(self, name)!r}.", param=name)
 
-    def delay_s(self, failures: int) -> float:
-        """The delay after so many failures in a row."""
-        return min(self.first_delay_s * 2.0 ** min(failures - 1, 30), self.max_delay_s)
+    def delay_s(self, num_failures: int) -> float:
+        """Return the delay before the next restart, after `num_failures` failures in a row."""
+        return min(self.first_delay_s * 2.0 ** min(num_failures - 1, 30), self.max_delay_s)
 
 
 class Supervisor:
     """Runs one engine process at a time, and restarts it. Mutable; belongs to an event loop.
 
-    `on_outputs` receives the messages of a process. `on_up` is called when a process is ready to serve, `on_down` when
-    it has ended, with the reason and the next action. `is_busy` returns whether a request is open.
+    `on_outputs` receives the messages of a process. `on_up` is called when a process is ready to serve. `on_down` is
+    called when it has ended, with an error that says why and what happens next. `is_busy` returns whether a request is
+    open.
     """
 
     def __init__(
@@ -105,11 +108,11 @@ class Supervisor:
 
     async def start(self) -> None:
         """Start the first process and wait until it is ready; raises the error that prevents that."""
-        first = asyncio.get_running_loop().create_future()
-        self._tasks = [asyncio.create_task(self._keep_alive(first))]
+        ready = asyncio.get_running_loop().create_future()
+        self._tasks = [asyncio.create_task(self._supervise(ready))]
         if self._policy.stall_timeout_s:
             self._tasks.append(asyncio.create_task(self._watch()))
-        await first
+        await ready
 
     def send(self, message: object) -> None:
         """Send a message to the process; it is dropped while there is none."""
@@ -130,23 +133,23 @@ class Supervisor:
             await self._child.close(self._policy.close_timeout_s if self._up_since is not None else 0.0)
             self._child = None
 
-    async def _keep_alive(self, first: asyncio.Future[None]) -> None:
-        """Run processes until restarts are used up. A bug in the supervisor is reported like the end of a process."""
+    async def _supervise(self, ready: asyncio.Future[None]) -> None:
+        """Run processes until the maximum of restarts. An unexpected error is reported like the end of a process."""
         try:
-            await self._restart_until_exhausted(first)
+            await self._restart_until_exhausted(ready)
         except Exception as error:
-            if not first.done():
-                first.set_exception(error)
+            if not ready.done():
+                ready.set_exception(error)
                 return
             _log.exception("%s: supervising the engine process failed", self._setup.model)
             self._on_down(EngineDeadError("The engine process is not supervised any more; restart the server."))
 
-    async def _restart_until_exhausted(self, first: asyncio.Future[None]) -> None:
+    async def _restart_until_exhausted(self, ready: asyncio.Future[None]) -> None:
         num_failures = 0
         while True:
-            error = await self._run_one(first)
-            if not first.done():
-                first.set_exception(error)
+            error = await self._run_one(ready)
+            if not ready.done():
+                ready.set_exception(error)
                 return
             is_stable = self._up_since is not None and time.monotonic() - self._up_since >= self._policy.stable_s
             num_failures = 1 if is_stable or self._is_healthy else num_failures + 1
@@ -163,7 +166,7 @@ class Supervisor:
         _log.error("%s: %s", self._setup.model, message)
         self._on_down(EngineDeadError(message))
 
-    async def _run_one(self, first: asyncio.Future[None]) -> Exception:
+    async def _run_one(self, ready: asyncio.Future[None]) -> Exception:
         """Run one process from start to end; returns why it ended."""
         self._failure, self._up_since, self._is_healthy = None, None, False
 
@@ -177,8 +180,8 @@ class Supervisor:
                 self._up_since = self._last_message_s
                 self._on_up(outputs.loaded)
             self._on_outputs(outputs)
-            if outputs.loaded is not None and not first.done():
-                first.set_result(None)
+            if outputs.loaded is not None and not ready.done():
+                ready.set_result(None)
 
         try:
             self._child = child = await self._launch(receive, self._directory)
@@ -199,14 +202,16 @@ class Supervisor:
         """Kill a process whose step exceeds `stall_timeout_s`."""
         limit = self._policy.stall_timeout_s
         period = limit / 8
-        idle = looked = time.monotonic()
+        idle_since = checked_at = time.monotonic()
         while True:
             await asyncio.sleep(period)
-            before, looked = looked, time.monotonic()
-            was_suspended = looked - before > 2 * period  # this process itself was stopped or busy, and read nothing
+            last_checked_at, checked_at = checked_at, time.monotonic()
+            was_suspended = (
+                checked_at - last_checked_at > 2 * period
+            )  # this process itself was stopped or busy, and read nothing
             if was_suspended or self._child is None or self._up_since is None or not self._is_busy():
-                idle = looked
-            elif looked - max(idle, self._last_message_s) > limit:
+                idle_since = checked_at
+            elif checked_at - max(idle_since, self._last_message_s) > limit:
                 _log.error("%s: the engine process said nothing for %g s and is killed", self._setup.model, limit)
                 self._child.is_stalled = True
                 self._child.kill()
@@ -223,7 +228,7 @@ def _forward_log(line: LogLine) -> None:
 
 
 class Child:
-    """One running engine process and the private socket to it. The socket has no address that others could open."""
+    """One running engine process and the socket to it, which has no address that other processes could open."""
 
     def __init__(self, process: Process, transport: asyncio.WriteTransport, listener: ChildListener) -> None:
         self._process = process
@@ -265,11 +270,11 @@ class Child:
 
     @property
     def is_running(self) -> bool:
-        """Whether it listens to messages."""
+        """Whether the process has its end of the socket open."""
         return not self._listener.disconnected.is_set()
 
     def pass_outputs_to(self, on_outputs: Callable[[EngineOutputs], None]) -> None:
-        """Have later messages of the process received by another function."""
+        """Pass later messages of the process to another function."""
         self._listener.on_outputs = on_outputs
 
     def send(self, message: object) -> None:
@@ -284,7 +289,7 @@ class Child:
             self._process.kill()
 
     async def ended(self) -> int:
-        """Wait until it has exited and is reaped; returns its exit code, negative for a signal."""
+        """Wait until the process has exited and is reaped; returns its exit code, negative for a signal."""
         await self._listener.disconnected.wait()
         try:
             async with asyncio.timeout(_GRACE_S):
@@ -294,9 +299,9 @@ class Child:
             return await self._process.wait()
 
     async def close(self, timeout_s: float) -> None:
-        """Have it stop after the current step; kill it when it has sent nothing for `timeout_s` seconds.
+        """Stop the process after the current step; kill it when it has sent nothing for `timeout_s` seconds.
 
-        It sends a message after each session that it saves.
+        The process sends a message after each session that it saves.
         """
         self.send(Close())
         now = asyncio.get_running_loop().time
@@ -338,11 +343,15 @@ class ChildListener(asyncio.Protocol):
 
 
 _DELAY_S = 1.5
-"""Seconds after which the next spare process is started: the first answer of a model needs the CPU before that."""
+"""Seconds until the next spare process is started, because the first request of a model needs the CPU."""
 
 
 class StandbyProcess:
-    """Keeps one spare process while the context is open; belongs to an event loop. Mutable."""
+    """Keeps one spare engine process while the context is open; belongs to an event loop. Mutable.
+
+    A spare process has started Python and loaded the plugins, but no model. That takes longer than mapping the packed
+    weights of a small model, so the next engine starts faster.
+    """
 
     def __init__(self) -> None:
         self._spare: asyncio.Task[Child] | None = None
@@ -361,8 +370,9 @@ class StandbyProcess:
                 await (await spare).close(0.0)
 
     async def launch(self, on_outputs: Callable[[EngineOutputs], None], directory: Path) -> Child:
-        """Hand over the spare process, and start the next one soon; a new one if there is none. OSError if the system
-        starts none.
+        """Return the spare process, or a new one if there is none; another spare process is started soon.
+
+        OSError if no process can be started.
         """
         spare, self._spare = self._spare, None
         if spare is not None:
@@ -388,4 +398,4 @@ class StandbyProcess:
 
 
 def _ignore(_: EngineOutputs) -> None:
-    """A spare process has nothing to say."""
+    """Ignore messages: a spare process sends none that matter."""

@@ -1,6 +1,6 @@
-"""The process of one engine, started by `Child`: a loop that reads messages, steps the engine and sends output.
+"""The process of one engine, started by `Child`: its loop reads messages, steps the engine and sends output.
 
-One thread does all three in turn. The process exits on a `Close` message, and when its parent has ended.
+One thread does all three. The process exits on a `Close` message, and when its parent has ended.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 __all__ = ["Outbox", "PendingGrammar", "PendingGrammars", "main"]
 
 _MAX_LOG_LINES = 1000
-"""Log lines kept for a busy reader; the oldest are dropped."""
+"""Maximum number of unsent log lines; the oldest are dropped."""
 
 
 class Outbox:
@@ -87,7 +87,7 @@ class Outbox:
 
     @property
     def has_output(self) -> bool:
-        """Whether there is output that is due and not being sent."""
+        """Whether there is output that is due, besides the message that is being sent."""
         once = (self.progress, self.loaded, self.failure, self.stats)
         return bool(self._refused or self._results or self._logs or self._coalescer.is_due) or once != (None,) * 4
 
@@ -109,7 +109,7 @@ class Outbox:
         self._coalescer.put(sources)
 
     def closed(self) -> None:
-        """The loop that steps the engine closes it, so there is nothing to do here."""
+        """Do nothing: the loop that steps the engine also closes it."""
 
     def refuse(self, handle: int, error: Exception) -> None:
         """Add the error of a request that could not be added to the engine."""
@@ -130,7 +130,7 @@ class Outbox:
         self._logs.append(line)
 
     def flush(self) -> bool:
-        """Send what can be sent without blocking; returns whether that was all. OSError if the reader has gone."""
+        """Send what can be sent without blocking; returns whether that was all. OSError if the socket is closed."""
         while self._unsent or self.has_output:
             if not self._unsent:
                 self._unsent = memoryview(self._next_message())
@@ -141,7 +141,7 @@ class Outbox:
         return True
 
     def _next_message(self) -> bytes:
-        """All output that is due, as one message."""
+        """Encode all output that is due as one message."""
         deltas = []
         for name, delta in self._coalescer.take():
             handle = self._handles[name]
@@ -164,24 +164,24 @@ class Outbox:
 
 
 _IDLE_S = 1.0
-"""Longest wait while idle; log lines of other threads are sent after it."""
+"""Maximum wait while idle, in seconds; log lines of other threads are sent after it."""
 
 _POLL_S = 0.02
-"""Interval at which compiled grammars are looked for while nothing runs."""
+"""Interval at which grammars that are being compiled are checked while no request runs."""
 
 _FINAL_FLUSH_S = 2.0
 """Time limit for sending the reason of a failure before the process exits."""
 
-_STATS_EVERY_S = 0.01
-"""Shortest interval of statistics that accompany other output."""
+_STATS_WITH_OUTPUT_S = 0.01
+"""Shortest interval of statistics that are sent with other output."""
 
 _STATS_ALONE_S = 0.1
-"""Interval of statistics while steps produce no output. Each message wakes the reader, which costs steps CPU time."""
+"""Interval of statistics without other output. Each message wakes the reader, which takes CPU time from steps."""
 
 _RECEIVE_BYTES = 1 << 18
 _PR_SET_PDEATHSIG = 1
 
-_MODULES_OF_MODELS = (
+_PRELOADED_MODULES = (
     "aethermind.dispatch.reference",
     "aethermind.engine.executors.executor",
     "aethermind.model.blocks",
@@ -189,7 +189,7 @@ _MODULES_OF_MODELS = (
     "ml_dtypes",
     "tokenizers",
 )
-"""Modules that are imported when most models are loaded."""
+"""Modules that most models need, imported before the model is known."""
 
 _log = get_logger(__name__)
 
@@ -204,7 +204,7 @@ def main(fd: int, parent: int, version: str) -> int:
         try:
             return _serve(inbox, outbox, version)
         except (BrokenPipeError, ConnectionResetError, EOFError):
-            return 0  # the parent has gone
+            return 0  # the parent has ended
 
 
 def _serve(inbox: _Inbox, outbox: Outbox, version: str) -> int:
@@ -212,7 +212,7 @@ def _serve(inbox: _Inbox, outbox: Outbox, version: str) -> int:
     logger.addHandler(_Forwarding(outbox))
     runtime = Runtime.boot()
     _preload(runtime)  # before the first message: a spare process waits for it
-    setup = inbox.first()
+    setup = inbox.wait_for_setup()
     logger.setLevel(setup.log_level)
     try:
         check_version(version)
@@ -227,7 +227,7 @@ def _serve(inbox: _Inbox, outbox: Outbox, version: str) -> int:
         return 1
     try:
         _Worker(engine, inbox, outbox).run()
-        engine.save_sessions(lambda: _tell_alive(engine, outbox))  # the parent kills a process that says nothing
+        engine.save_sessions(lambda: _send_heartbeat(engine, outbox))  # the parent kills a process that sends nothing
     except (BrokenPipeError, ConnectionResetError, EOFError):
         raise
     except Exception as error:
@@ -248,7 +248,7 @@ def _preload(runtime: Runtime) -> None:
     """
     with suppress(AetherMindError, ImportError):
         runtime.kernels.kernels(runtime.devices.select("auto").device.type)
-        for name in _MODULES_OF_MODELS:
+        for name in _PRELOADED_MODULES:
             import_module(name)
     gc.collect()
     gc.freeze()  # so that the collection after loading scans what was loaded and not all modules
@@ -274,7 +274,7 @@ def _load(runtime: Runtime, setup: Setup, outbox: Outbox) -> Engine:
 
 
 class _Inbox:
-    """Messages from the socket, read without blocking."""
+    """Reads messages from the socket without blocking."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -282,7 +282,7 @@ class _Inbox:
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
 
-    def first(self) -> Setup:
+    def wait_for_setup(self) -> Setup:
         """Wait for the first message."""
         while True:
             select.select([self.sock], [], [])
@@ -291,7 +291,7 @@ class _Inbox:
                 return message
 
     def take(self) -> list[Any]:
-        """The messages that have arrived. EOFError at the end of the stream."""
+        """Return the messages that have arrived. EOFError at the end of the stream."""
         if not self._poll.poll(0):  # cheaper in each step than the exception of a recv without data
             return []
         data = self.sock.recv(_RECEIVE_BYTES)
@@ -301,7 +301,7 @@ class _Inbox:
 
 
 class _Worker:
-    """The loop: messages, a step, output."""
+    """The loop of the process: it handles messages, runs a step, and sends output."""
 
     def __init__(self, engine: Engine, inbox: _Inbox, outbox: Outbox) -> None:
         self._engine = engine
@@ -332,7 +332,7 @@ class _Worker:
         """Send statistics with other output, and at intervals without: the parent kills a silent process."""
         now = time.monotonic()
         age_s = now - self._stats_s
-        is_due = age_s >= _STATS_ALONE_S or (age_s >= _STATS_EVERY_S and self._outbox.has_output)
+        is_due = age_s >= _STATS_ALONE_S or (age_s >= _STATS_WITH_OUTPUT_S and self._outbox.has_output)
         if is_due or not self._engine.has_unfinished:
             self._outbox.stats = EngineStats.of(self._engine)
             self._stats_s = now
@@ -340,11 +340,11 @@ class _Worker:
     def _handle(self, message: Add | Abort | Forget | UtilityCall) -> None:
         match message:
             case Add():
-                made = self._engine.prepare(message.params)
-                if made is None or made.done():
-                    self._add(message, made)
+                grammar = self._engine.prepare(message.params)
+                if grammar is None or grammar.done():
+                    self._add(message, grammar)
                 else:
-                    self._pending.add(message, made)
+                    self._pending.add(message, grammar)
             case Abort() | Forget() if self._pending.cancel(message):
                 pass
             case Abort(handle):
@@ -360,12 +360,12 @@ class _Worker:
                 assert_never(message)
 
     def _add_compiled(self) -> None:
-        for request, made, is_aborted in self._pending.take():
-            self._add(request, made)
+        for request, grammar, is_aborted in self._pending.take():
+            self._add(request, grammar)
             if is_aborted:
                 self._handle(Abort(request.handle))
 
-    def _add(self, request: Add, made: Future[TokenGuide] | None) -> None:
+    def _add(self, request: Add, grammar: Future[TokenGuide] | None) -> None:
         prompt = request.prompt
         self._outbox.open(request.handle, request.name, request.hold_s)
         try:
@@ -377,7 +377,7 @@ class _Worker:
                 embeddings=prompt.embeddings,
                 is_chat=prompt.is_chat,
                 options=request.options,
-                guide=None if made is None else made.result(),
+                guide=None if grammar is None else grammar.result(),
             )
         except Exception as error:
             self._outbox.drop(request.handle)
@@ -404,13 +404,13 @@ class _Forwarding(logging.Handler):
 
 
 def _logged(error: Exception) -> Exception:
-    """The error to send. An unexpected one is logged here, because its traceback is not sent."""
+    """Return the error to send. An unexpected one is logged here, because its traceback is not sent."""
     if not isinstance(error, AetherMindError):
         _log.error("a request failed", exc_info=error)
     return error
 
 
-def _tell_alive(engine: Engine, outbox: Outbox) -> None:
+def _send_heartbeat(engine: Engine, outbox: Outbox) -> None:
     outbox.stats = EngineStats.of(engine)
     outbox.flush()
 
@@ -423,17 +423,17 @@ def _flush_all(outbox: Outbox, sock: socket.socket) -> None:
 
 
 def _lowest_fd(fd: int) -> int:
-    """The lowest free file descriptor for the same file, not inherited by children.
+    """Move a file descriptor to the lowest free number, which children do not inherit.
 
-    `select` accepts none above 1023, which a parent with many connections passes.
+    `select` accepts none above 1023, and a parent with many connections may pass a greater one.
     """
-    low = os.dup(fd)
+    lowest = os.dup(fd)
     os.close(fd)
-    return low
+    return lowest
 
 
 def _exit_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, even in the middle of a step (Linux: prctl(2)).
+    """Let the kernel kill this process when its parent ends, even in the middle of a step (Linux: prctl(2)).
 
     On other systems the end of the socket is detected between two steps.
     """
@@ -447,7 +447,7 @@ class PendingGrammar(NamedTuple):
     """A request, the grammar that is being compiled for it, and whether to abort the request once it is added."""
 
     request: Add
-    made: Future[TokenGuide]
+    grammar: Future[TokenGuide]
     is_aborted: bool = False
 
 
@@ -460,25 +460,25 @@ class PendingGrammars:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, request: Add, made: Future[TokenGuide]) -> None:
-        """Hold a request until its grammar is compiled."""
-        self._waiting[request.handle] = PendingGrammar(request, made)
+    def add(self, request: Add, grammar: Future[TokenGuide]) -> None:
+        """Keep a request until its grammar is compiled."""
+        self._waiting[request.handle] = PendingGrammar(request, grammar)
 
     def cancel(self, message: Abort | Forget) -> bool:
-        """Abort or forget a request that is held here; False if none has this handle."""
+        """Abort or forget a pending request; False if no pending request has this handle."""
         pending = self._waiting.get(message.handle)
         if pending is None:
             return False
         if isinstance(message, Abort):
             self._waiting[message.handle] = pending._replace(is_aborted=True)
         else:
-            pending.made.cancel()
+            pending.grammar.cancel()
             del self._waiting[message.handle]
         return True
 
     def take(self) -> list[PendingGrammar]:
         """Remove and return the requests whose grammars are compiled."""
-        ready = [pending for pending in self._waiting.values() if pending.made.done()]
+        ready = [pending for pending in self._waiting.values() if pending.grammar.done()]
         for pending in ready:
             del self._waiting[pending.request.handle]
         return ready

@@ -35,19 +35,20 @@ Array = npt.NDArray[Any]
 _WEIGHT = ".weight"
 _FLOATS = ("BF16", "F16", "F32")
 _MAX_LISTED = 3
-_OF_QUANTIZATION = ("quantize_config.json", "quant_config.json", "quantization_config.json", "recipe.yaml")
+"""Maximum number of matrices that an error message names."""
+_QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json", "recipe.yaml")
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
-_NOT_COPIED = ("config.json", "README.md", *_OF_QUANTIZATION)
-"""Files that describe other weights, or are written anew."""
+_NOT_COPIED = ("config.json", "README.md", *_QUANTIZATION_FILES)
+"""Files that describe the source's weights, or that are written anew."""
 _FOLDERS = re.compile(r"additional_chat_templates|\d+_[A-Z][A-Za-z]*")
 """Folders of chat templates and of sentence-transformers' modules."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensorsModel:
-    """A model that is about to be written.
+    """A model to be written in the compressed-tensors format.
 
-    `nbytes` is the size of its weights; `num_matrices`, `num_values` and `matrix_bytes` are of what is quantised.
+    `nbytes` is the size of its weights; `num_matrices`, `num_values` and `matrix_bytes` count the quantised matrices.
     """
 
     source: DirectorySource
@@ -58,7 +59,7 @@ class CompressedTensorsModel:
 
     @classmethod
     def of(cls, compiled: CompiledModel, scheme: CompressedTensorsScheme) -> CompressedTensorsModel:
-        """Plan the quantisation of a compiled model, without reading values.
+        """Plan the quantisation of a compiled model, without reading weights.
 
         InvalidArgumentError for a model that is not a directory, and for matrices that the scheme cannot store.
         """
@@ -74,8 +75,8 @@ class CompressedTensorsModel:
             raise InvalidArgumentError(
                 f"{source.path} has no linear layer whose weights are stored as one matrix [N, K]."
             )
-        found = {name: scheme.why_not_storable(_matrix_shape(stored, name)) for name in matrices.linear}
-        misfits = [f"{name}: {problem}" for name, problem in found.items() if problem]
+        problems = {name: scheme.why_not_storable(_matrix_shape(stored, name)) for name in matrices.linear}
+        misfits = [f"{name}: {problem}" for name, problem in problems.items() if problem]
         if misfits:
             rest = len(misfits) - _MAX_LISTED
             listed = "; ".join(misfits[:_MAX_LISTED]) + (f"; and {rest} more" if rest > 0 else "")
@@ -110,8 +111,8 @@ class CompressedTensorsModel:
     ) -> None:
         """Write configuration, tokenizer and weights into an existing, empty directory.
 
-        `importance` are the weights of squared errors of columns, by the names of parameters; those that are missing
-        are all 1. `on_progress` is called with bytes (done, total). InvalidArgumentError for values that a format
+        `importance` has the weights of squared errors, float32 [K], by the names of parameters (see `importance`); the
+        default is 1. `on_progress` is called with bytes (done, total). InvalidArgumentError for values that a format
         cannot store, OSError if the disk is full.
         """
         _copy_files(self.source.path, directory)
@@ -149,12 +150,12 @@ class CompressedTensorsModel:
         return dense_values(dequantized(self.stored, dtype).array(name), dtype)
 
     def _dtype(self, name: str) -> str:
-        """The dtype of a matrix's scales: its own, if it is a dense one."""
+        """Return the dtype of a matrix's scales: the dtype of the matrix, if it is dense."""
         dtype_name = self.stored.info(name).dtype_name
         return dtype_name if dtype_name in _FLOATS else self.dtype_name
 
     def _ignored(self) -> list[str]:
-        """Modules with matrices that are not quantised: other readers take every linear module for a quantised one."""
+        """Return the modules whose matrices are not quantised; readers assume that all other linear modules are."""
         dense = [
             name.removesuffix(_WEIGHT)
             for name in self.stored.names
@@ -172,7 +173,7 @@ def _matrix_shape(stored: StoredTensors, name: str) -> tuple[int, int]:
 
 
 def _dtype_of(stored: StoredTensors, matrices: ModelMatrices) -> str:
-    """The dtype of most matrices, or of other tensors where all of these are quantised; BF16 if there is none."""
+    """Return the dtype of most matrices, or of most tensors if all matrices are quantised; BF16 if there is none."""
     for names in (matrices.linear, stored.names):
         counts = Counter(stored.info(name).dtype_name for name in names)
         found = [name for name, _ in counts.most_common() if name in _FLOATS]
@@ -182,7 +183,7 @@ def _dtype_of(stored: StoredTensors, matrices: ModelMatrices) -> str:
 
 
 def _copy_files(source: Path, directory: Path) -> None:
-    """Copy tokenizer, templates, generation_config.json and code: all files but weights and what describes these."""
+    """Copy all files but weights and files that describe them: tokenizer, templates, generation_config.json, code."""
     for entry in sorted(source.iterdir()):
         if entry.is_dir() and _FOLDERS.fullmatch(entry.name):
             shutil.copytree(entry, directory / entry.name)

@@ -1,7 +1,7 @@
-"""GGUF files of a model; for a Hugging Face directory, names, metadata and tokenizer by the package's `GgufFamily`.
+"""Plans the GGUF file of a model. For a Hugging Face directory, a package's `GgufFamily` maps names and metadata.
 
-What is written is read again before any values are: the configuration has to be that of the directory, and the
-tokenizer has to split texts as that of the directory does.
+The metadata are checked before weights are written: a reader has to find the configuration of the directory in them,
+and a tokenizer that splits texts as the directory's does.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _TEXTS = (
     "def area(radius):\n    return 3.14159 * radius ** 2  # CamelCase snake_case HTTPServer\n",
     "x=1;y=22;z=333;w=4444 ___ --- ''' \"\"\" <|no token|> [[]] {{}} e\u0301 ﬁ ½",
 )
-"""Texts in which the rules of known tokenizers differ."""
+"""Texts that known pre-tokenizers split differently."""
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "unknown": "unk_token"}
 
 
 def plan_gguf(compiled: CompiledModel, runtime: Runtime, format: GgufFormat) -> GgufModel:
-    """Plan the quantisation of a compiled model to a GGUF file, without reading values.
+    """Plan the quantisation of a compiled model to a GGUF file, without reading weights.
 
     InvalidArgumentError without the gguf library, and for a model that cannot be written.
     """
@@ -92,7 +92,7 @@ def _convert_directory(compiled: CompiledModel, runtime: Runtime, format: GgufFo
         order = _row_order(gguf_own, family, shape[0], config.head_dim)
         tensors.append(GgufTensor(gguf_own, shape, type_name, partial(_values, stored, own_name, order), parameter))
     if config.rope.kind == "llama3":
-        factors = _divisors(config.rope)
+        factors = _rope_factors(config.rope)
         tensors.insert(0, GgufTensor(ROPE_FACTORS, factors.shape, "F32", lambda: factors))
     metadata = [*_configuration(name, family, compiled), *_tokenizer(tokenizer, family, config.vocab_size)]
 
@@ -119,7 +119,7 @@ def _check_configuration(expected: DecoderConfig, found: DecoderConfig) -> None:
 
 
 def _family_of(compiled: CompiledModel, families: Registry[GgufFamily]) -> tuple[str, GgufFamily]:
-    """The name and the family of a model's files; InvalidArgumentError if files cannot be written for it."""
+    """Return the GGUF name of a model's architecture, and its family; InvalidArgumentError if it cannot be written."""
     found = ((name, families.get(name)) for name in families.names())
     writable = {family.architecture: (name, family) for name, family in found if family.is_writable}
     if compiled.architecture not in writable:
@@ -136,14 +136,15 @@ def _values(stored: StoredTensors, name: str, order: tuple[int, ...] | None) -> 
 
 
 def _row_order(name: str, family: GgufFamily, num_rows: int, head_dim: int) -> tuple[int, ...] | None:
-    """The rows of a projection in the order of a file: pairs of a rotation side by side; None for their own order."""
+    """Return the order of a projection's rows in the file: rotated pairs are adjacent; None if the order is the same."""
     module = name.rsplit(".", 2)[-2]
     if module not in family.interleaved:
         return None
     return inverse_order(pair_order(num_rows // head_dim, head_dim))
 
 
-def _divisors(rope: RopeConfig) -> Array:
+def _rope_factors(rope: RopeConfig) -> Array:
+    """Return the factors by which llama3 scaling divides the rotary frequencies, float32 [head_dim / 2]."""
     plain, _ = inverse_frequencies(replace(rope, kind="default"), 0)
     scaled, _ = inverse_frequencies(rope, 0)
     divisors: Array = (plain / scaled).astype(np.float32)
@@ -151,7 +152,7 @@ def _divisors(rope: RopeConfig) -> Array:
 
 
 def _configuration(name: str, family: GgufFamily, compiled: CompiledModel) -> Iterator[MetadataEntry]:
-    """The keys under the architecture; what is read from them is checked (`_check_configuration`)."""
+    """Yield the metadata of the configuration. `_check_configuration` checks what is read from them."""
     from gguf import GGUFValueType as Type
 
     config, raw = compiled.model.config, compiled.source.config()
@@ -186,7 +187,7 @@ def _configuration(name: str, family: GgufFamily, compiled: CompiledModel) -> It
 
 
 def _tokenizer(tokenizer: Tokenizer, family: GgufFamily, num_rows: int) -> Iterator[MetadataEntry]:
-    """The keys of the tokenizer; InvalidArgumentError for another one than byte-level BPE with a known rule."""
+    """Yield the metadata of the tokenizer; InvalidArgumentError unless it is byte-level BPE with a known `pre`."""
     from gguf import GGUFValueType as Type
 
     state = json.loads(tokenizer.as_json())
@@ -228,7 +229,7 @@ def _tokenizer(tokenizer: Tokenizer, family: GgufFamily, num_rows: int) -> Itera
 
 
 def _split_name(metadata: Mapping[str, Any], tokenizer: Tokenizer, family: GgufFamily) -> str:
-    """The name of the rule by which a reader of these metadata encodes texts as the tokenizer does."""
+    """Return the name of the pre-tokenizer (`tokenizer.ggml.pre`) with which these metadata encode as the tokenizer."""
     expected = [tokenizer.encode(text, add_special_tokens=True) for text in _TEXTS]
     for name in family.splits:
         try:

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GGUF_FORMATS", "GgufFormat", "GgufModel", "GgufTensor", "MetadataEntry", "requantised_file"]
 
-_LAYER = re.compile(r"blk\.(\d+)\.(attn_v|ffn_down)(?:_exps|_shexp)?\.")
+_SENSITIVE_MATRIX = re.compile(r"blk\.(\d+)\.(attn_v|ffn_down)(?:_exps|_shexp)?\.")
 _OTHER_TYPES = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
-"""Types for rows that are no multiples of 256."""
+"""Types for rows whose length is not a multiple of 256."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +49,23 @@ class GgufFormat:
     sensitive: str
 
     def type_of(self, name: str, columns: int, num_layers: int, *, is_output: bool) -> str:
-        """The type of a matrix by GGUF's name; F16 where rows are no multiples of a block."""
-        found = _LAYER.match(name)
-        wanted = self.base
+        """Return the type of a matrix by its GGUF name; F16 if its rows are no multiples of a block."""
+        sensitive = _SENSITIVE_MATRIX.match(name)
+        type_name = self.base
         if is_output:
-            wanted = self.output
-        elif found is not None and _has_more_bits(int(found[1]), num_layers):
-            wanted = self.sensitive
-        if wanted in ENCODINGS and columns % ENCODINGS[wanted].num_values:
-            wanted = _OTHER_TYPES.get(wanted, wanted)
-        return wanted if wanted not in ENCODINGS or columns % ENCODINGS[wanted].num_values == 0 else "F16"
+            type_name = self.output
+        elif sensitive is not None and _has_more_bits(int(sensitive[1]), num_layers):
+            type_name = self.sensitive
+        if type_name in ENCODINGS and columns % ENCODINGS[type_name].num_values:
+            type_name = _OTHER_TYPES.get(type_name, type_name)
+        fits = type_name not in ENCODINGS or columns % ENCODINGS[type_name].num_values == 0
+        return type_name if fits else "F16"
 
 
 def _has_more_bits(layer: int, num_layers: int) -> bool:
-    """Whether a layer is one of the first or last eighth, or every third between."""
+    """Whether the sensitive matrices of a layer get more bits: in the first and last eighth, and in every third
+    between.
+    """
     eighth = num_layers // 8
     return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
 
@@ -91,13 +94,14 @@ Array = npt.NDArray[Any]
 
 _FILE_TYPE, _QUANTIZATION_VERSION = "general.file_type", "general.quantization_version"
 _VERSION = 2
+"""Value of `general.quantization_version`."""
 _ALIGNMENT = 32
 _PLAIN = ("F32", "F16", "BF16")
 _NOT_COPIED = ("GGUF.", "split.", "quantize.imatrix.", "general.architecture", _FILE_TYPE, _QUANTIZATION_VERSION)
 
 
 class MetadataEntry(NamedTuple):
-    """A key of a file with its value, and the library's types of the value and of an array's elements."""
+    """A key of the metadata with its value, and the gguf library's types of the value and of an array's elements."""
 
     key: str
     value: Any
@@ -109,8 +113,8 @@ class MetadataEntry(NamedTuple):
 class GgufTensor:
     """A tensor to write: GGUF's name, shape (outermost first) and type, and where its values come from.
 
-    `values()` returns a matrix [N, K], which a tensor of more dimensions is flattened to, or a vector; `raw` blocks of
-    bytes are copied. `parameter` is the name by which its importance is known.
+    `values()` returns a vector or a matrix [N, K], to which a tensor of more dims is flattened. If `raw_bytes` is set,
+    `values()` returns encoded bytes, which are copied. `parameter` is the model's parameter, whose importance is used.
     """
 
     name: str
@@ -131,14 +135,14 @@ class GgufTensor:
         return prod(self.shape) * dtype_names()[self.type_name].itemsize
 
     def encoded(self, importance: Mapping[str, Array], pool: ThreadPoolExecutor) -> Array:
-        """The bytes of the tensor, uint8."""
+        """Return the encoded bytes of the tensor, uint8."""
         values = self.values()
         encoding = ENCODINGS.get(self.type_name)
         if self.raw_bytes is not None:
             return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         if encoding is None:
-            found = dense_values(values).astype(dtype_names()[self.type_name])
-            return np.ascontiguousarray(found).reshape(-1).view(np.uint8)
+            array = dense_values(values).astype(dtype_names()[self.type_name])
+            return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         weights = importance.get(self.parameter or "")
         (blocks,) = encode_by_rows(pool, lambda part: [encoding.encode(part, weights)], values)
         return blocks
@@ -146,14 +150,14 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """A model that is about to be written as one file."""
+    """A model to be written as one GGUF file."""
 
     architecture: str
     metadata: Sequence[MetadataEntry]
     tensors: Sequence[GgufTensor]
     format: GgufFormat
     check: Callable[[Path], None] = lambda _: None
-    """Called with the file when its metadata and the first `num_settings` of the tensors are complete."""
+    """Called with the file when its metadata and the first `num_settings` tensors are written."""
     num_settings: int = 0
 
     @property
@@ -183,7 +187,7 @@ class GgufModel:
         num_threads: int,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Write the file; `importance` and `on_progress` are as of `CompressedTensorsModel.write`."""
+        """Write the file; `importance` and `on_progress` are as for `CompressedTensorsModel.write`."""
         import gguf
 
         writer = gguf.GGUFWriter(path, self.architecture)
@@ -248,7 +252,7 @@ def requantised_file(compiled: CompiledModel, source: GgufSource, format: GgufFo
             values = partial(source.stored_values, tensor.name)
             tensors.append(GgufTensor(tensor.name, shape, type_name, values, parameter))
         else:
-            of_type = gguf.GGMLQuantizationType(tensor.tensor_type).name
+            stored_type = gguf.GGMLQuantizationType(tensor.tensor_type).name
             copied = partial(getattr, tensor, "data")
-            tensors.append(GgufTensor(tensor.name, shape, of_type, copied, raw_bytes=int(tensor.n_bytes)))
+            tensors.append(GgufTensor(tensor.name, shape, stored_type, copied, raw_bytes=int(tensor.n_bytes)))
     return GgufModel(source.architecture, metadata, tensors, format)

@@ -1,7 +1,7 @@
 """The importance matrix: how strongly each input channel of a linear layer is activated by a text.
 
-The error of a layer's output that the error d of a weight in column k causes is d · x_k, so squared errors of weights
-are weighted by the mean of x_k² over the tokens of a text. (llama.cpp: `llama-imatrix`.)
+An error *d* of a weight in column *k* causes the error *d · x_k* of the layer's output, if *x_k* is its input. So
+squared errors of weights are weighted by the mean of *x_k²* over the tokens of a text. (llama.cpp: `llama-imatrix`.)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Array = npt.NDArray[Any]
 
 _LINEAR, _HEAD = "linear", "lm_head"
 _ACTIVATIONS, _WEIGHT = 0, 1
-"""The inputs of both operators."""
+"""Indices of the inputs of both operators."""
 
 
 def activation_importance(
@@ -44,8 +44,8 @@ def activation_importance(
     parameters.
 
     The model is loaded for this, without fused operators. A window has at most as many tokens as a step of the model.
-    `on_progress` is called with tokens (done, total). The experts of a layer are one parameter, and get the mean over
-    all tokens, for down projections over those of chosen experts.
+    `on_progress` is called with tokens (done, total). The experts of a layer are one parameter: they
+    get the mean over all tokens, and their down projections the mean over the tokens that are routed to them.
 
     InvalidArgumentError for unknown token ids. ComputationError if activations are not finite.
     """
@@ -79,7 +79,7 @@ def activation_importance(
 
 
 class _SecondMoments:
-    """Sums of squares of channels by the names of parameters, and the numbers of rows that they are sums of."""
+    """Sums of squares of input channels by the names of parameters, and the numbers of rows added."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Array] = {}
@@ -101,7 +101,10 @@ class _SecondMoments:
 
 
 def _linear_steps(plan: Plan) -> tuple[dict[int, str], dict[int, int]]:
-    """Map the numbers of steps that are products with a parameter to its name, and to the index of their inputs."""
+    """Return the kernel calls of a plan that multiply by a parameter.
+
+    The result maps their indices to the parameter's name, and to the index of the input that is the activations.
+    """
     parameters = {}
     for number, step in enumerate(plan.steps):
         if step.kernel.operator != _LINEAR:

@@ -27,7 +27,7 @@ __all__ = ["ModelMatrices", "dense_values", "encode_by_rows", "find_matrices"]
 _HEAD_OPERATOR = "lm_head"
 _WEIGHT = ".weight"
 _ROUTER = re.compile(r"\.(?:mlp|block_sparse_moe|feed_forward)\.(?:gate|router|shared_expert_gate)\.weight$|\.router\.")
-"""Routers of mixtures of experts: small, and a changed choice of experts changes everything behind it."""
+"""Routers of mixtures of experts: they are small, and a small error may change which experts are chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class ModelMatrices:
 
     Attributes:
         linear: those of linear layers, with the parameter of the graph that each is, or is a part of.
-        heads: the output projection, likewise; none if it is the embedding table.
-        tables: tables whose rows are looked up.
+        heads: the output projection, with its parameter; empty if it is tied to the embedding table.
+        tables: embedding tables, whose rows are looked up.
     """
 
     linear: Mapping[str, str]
@@ -48,7 +48,7 @@ class ModelMatrices:
 def find_matrices(compiled: CompiledModel, stored: StoredTensors) -> ModelMatrices:
     """Find the matrices that can be quantised among `stored`, the tensors of the model's source.
 
-    Left out are routers, and matrices that the graph reads transposed or changed otherwise.
+    Routers are left out, and matrices that the model transposes or changes otherwise when it reads them.
     """
     graph = compiled.graphs.build().finish()
     kinds: dict[str, set[str]] = {"linear": set(), "heads": set(), "tables": set()}
@@ -64,11 +64,11 @@ def find_matrices(compiled: CompiledModel, stored: StoredTensors) -> ModelMatric
     view = with_full_model_names(stored, [value.name for value in graph.parameters])
     if isinstance(compiled.model, AdaptsWeights):
         view = compiled.model.adapt(view)
-    there = set(view.names)
+    view_names = set(view.names)
 
     def by_stored_name(kind: str) -> dict[str, str]:
-        names = sorted(kinds[kind] & there)
-        return {one: name for name in names for one in matrices_of_stored(view, name, stored)}
+        names = sorted(kinds[kind] & view_names)
+        return {stored_name: name for name in names for stored_name in matrices_of_stored(view, name, stored)}
 
     tables = by_stored_name("tables")
     linear = {
@@ -85,19 +85,19 @@ def find_matrices(compiled: CompiledModel, stored: StoredTensors) -> ModelMatric
 
 Array = npt.NDArray[Any]
 
-_VALUES = 1 << 20
-"""The values of a thread's part."""
+_VALUES_PER_PART = 1 << 20
+"""Number of values that a thread encodes at a time."""
 
 
 def encode_by_rows(
     pool: ThreadPoolExecutor, encode: Callable[[Array], Sequence[Array]], stored: Array | QuantizedWeight
 ) -> list[Array]:
-    """Call `encode` with parts of the rows of a matrix [N, K], and join its arrays along their first axis.
+    """Encode a matrix [N, K] in threads: call `encode` with parts of its rows, and concatenate the arrays it returns.
 
     A quantised matrix is dequantised part by part; the mapped pages of a dense one are dropped at the end.
     """
     rows, columns = stored.shape
-    count = max(1, _VALUES // max(columns, 1))
+    count = max(1, _VALUES_PER_PART // max(columns, 1))
 
     def encode_part(begin: int) -> Sequence[Array]:
         part = (
@@ -112,7 +112,7 @@ def encode_by_rows(
 
 
 def dense_values(stored: Array | QuantizedWeight, dtype: npt.DTypeLike = np.float32) -> Array:
-    """The values of a tensor; those of a quantised one in `dtype`."""
+    """Return the values of a tensor; a quantised one is dequantised to `dtype`."""
     if isinstance(stored, QuantizedWeight):
         values: Array = stored.format.dequantize(stored, dtype)
         return values

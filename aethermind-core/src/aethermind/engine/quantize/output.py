@@ -1,4 +1,4 @@
-"""The place that a quantised model is written to: checked before the work, and complete or not there at all."""
+"""The output path of a quantised model: it is checked before quantisation, and replaced atomically at the end."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from aethermind.errors import InvalidArgumentError
 __all__ = ["check_output", "check_space", "writing_to"]
 
 _MARGIN_BYTES = 64 << 20
-"""For configuration and tokenizer, and for what else is written meanwhile."""
+"""Disk space for configuration and tokenizer, and for what other processes write meanwhile."""
 _SUFFIXES = (".json", ".safetensors", ".jinja", ".model", ".tiktoken")
 _FILES = ("merges.txt", "vocab.txt", "README.md", "LICENSE", "LICENSE.txt", ".gitattributes")
 _FOLDERS = re.compile(r"additional_chat_templates|\d+_[A-Z][A-Za-z]*")
-"""What a folder of a model has in it: files with these suffixes and names, and these folders."""
+"""The contents of a model folder: files with these suffixes or names, and these folders."""
 
 
 def check_output(path: Path, source: Path, *, is_forced: bool, is_folder: bool) -> None:
-    """InvalidArgumentError if `path` exists already and is not to be replaced, or is not a place to write to.
+    """InvalidArgumentError if `path` cannot be written, or exists and must not be replaced.
 
-    With `is_forced` a quantised model is replaced, and nothing else: neither the source nor a folder of other files.
+    With `is_forced` a quantised model is replaced, but neither the source model nor a folder with other files.
     """
     if path.is_symlink():
         raise InvalidArgumentError(f"{path} is a symbolic link. Give the place itself with --out.")
@@ -53,7 +53,7 @@ def check_output(path: Path, source: Path, *, is_forced: bool, is_folder: bool) 
 
 
 def _is_quantized_folder(path: Path) -> bool:
-    """Whether a folder has a model of compressed-tensors in it, and nothing else."""
+    """Whether a folder contains a compressed-tensors model, and nothing else."""
     try:
         described = json.loads((path / "config.json").read_bytes())["quantization_config"]["quant_method"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -73,7 +73,7 @@ def _is_gguf(path: Path) -> bool:
 
 
 def check_space(path: Path, nbytes: int) -> None:
-    """InvalidArgumentError if the disk of a new file or folder has less than `nbytes` and a margin free."""
+    """InvalidArgumentError if the disk has less free space than `nbytes` and a margin."""
     free, needed = shutil.disk_usage(path.absolute().parent).free, nbytes + _MARGIN_BYTES
     if free < needed:
         raise InvalidArgumentError(
@@ -84,10 +84,10 @@ def check_space(path: Path, nbytes: int) -> None:
 
 @contextmanager
 def writing_to(path: Path, *, is_folder: bool) -> Iterator[Path]:
-    """Yield a path beside `path`, of an empty folder or of no file, which replaces it at the end of the block.
+    """Yield a temporary path in the same directory, which replaces `path` at the end of the block.
 
-    Nothing is left of it if the block raises. InvalidArgumentError if it cannot be written, as on a
-    full disk; OSError if it cannot be renamed.
+    It is an empty folder, or does not exist yet. It is deleted if the block raises. InvalidArgumentError if it cannot
+    be written, as on a full disk; OSError if it cannot be renamed.
     """
     path = path.absolute()
     partial = path.with_name(f"{path.name[:100]}-{os.getpid()}{PARTIAL}")

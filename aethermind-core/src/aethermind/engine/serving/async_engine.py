@@ -68,7 +68,7 @@ class AsyncEngine(EngineClient):
 
     @property
     def stats(self) -> EngineStats:
-        """The statistics of the engine at the moment."""
+        """The current statistics of the engine."""
         return EngineStats.of(self._engine)
 
     async def read(self, prompt: Prompt) -> EnginePrompt:
@@ -132,7 +132,7 @@ class AsyncEngine(EngineClient):
 
         self._submit(forget)
 
-    # Between the two threads: commands in one direction, output in the other.
+    # Commands go from the event loop to the thread, and output goes back.
 
     def _submit(self, command: Callable[[], object]) -> None:
         with self._wake:

@@ -1,7 +1,7 @@
-"""The interface of an engine for a server, whether it runs in this process (`AsyncEngine`) or in one of its own.
+"""The interface of an engine for a server; the engine runs in this process (`AsyncEngine`) or in one of its own.
 
-Everything that passes this interface is a plain value: token ids, parameters, outputs, vectors. An operation that it
-lacks is added as a method named after what it does, because a function over the engine cannot cross to a process.
+All arguments and results are plain values: token ids, parameters, outputs, arrays. A new operation needs a method here,
+because a function that takes the engine cannot be sent to another process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EngineClient(ABC):
 
     @property
     def failure(self) -> EngineDeadError | None:
-        """Why no request is served at the moment, and whether that will change; None while requests are served."""
+        """Why no request is served at present, and what will happen next; None while requests are served."""
         return self._requests.failure
 
     @property
@@ -62,7 +62,7 @@ class EngineClient(ABC):
     @property
     @abstractmethod
     def pid(self) -> int | None:
-        """The id of the engine's process; None if it has none of its own, or none at the moment."""
+        """The id of the engine's process; None if the engine runs in this process, or if there is none at present."""
 
     @property
     @abstractmethod
@@ -83,11 +83,11 @@ class EngineClient(ABC):
         timeout_s: float | None = None,
         hold_s: float = 0.0,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the cumulative output whenever it has grown, the finished one last. `options` are for the scheduler.
+        """Yield the cumulative output whenever it has grown; the last one is finished. `options` are for the scheduler.
 
         Leaving the loop, cancelling the task or closing the generator ends the request and frees its blocks.
 
-        Output may be held back for `hold_s` seconds to coalesce it; the first token and the end never are.
+        Output may be held back for `hold_s` seconds to coalesce it, except for the first token and the end.
 
         Raises InvalidArgumentError and ContextLengthError if the request cannot be served, RequestTimeoutError if it is
         not finished after `timeout_s` seconds, EngineDeadError if the engine failed or was closed.
@@ -186,15 +186,15 @@ class EngineClient(ABC):
 
     @abstractmethod
     def _abort(self, name: str) -> None:
-        """Have the engine abort a request and deliver its output so far."""
+        """Ask the engine to abort a request; its output so far is delivered."""
 
     @abstractmethod
     def _forget(self, name: str) -> None:
-        """Have the engine end a request, if it is still open, and discard its output."""
+        """Ask the engine to end a request, if it is still open, and discard its output."""
 
     @abstractmethod
     async def _call_utility(self, method: str, **arguments: Any) -> Any:
-        """Have a method of the engine called between two steps; returns or raises its outcome."""
+        """Call a method of the engine between two steps; returns its result or raises its error."""
 
 
 class RequestStreams:
@@ -315,18 +315,18 @@ class _OutputCollector:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, output: OutputDelta | Exception) -> None:
-        held = self._output
-        if isinstance(held, Exception) or (held is not None and held.finished):
+        pending = self._output
+        if isinstance(pending, Exception) or (pending is not None and pending.finished):
             return
-        if held is None or isinstance(output, Exception):
+        if pending is None or isinstance(output, Exception):
             self._output = output
         else:
-            held.merge(output)
+            pending.merge(output)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def take(self) -> OutputDelta:
-        """Wait for output that was not taken yet; for one task."""
+        """Wait for output that was not taken yet, and return it. Only one task may wait."""
         if self._output is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

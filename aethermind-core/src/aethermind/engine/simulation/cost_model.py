@@ -1,4 +1,4 @@
-"""The time of a step as a linear function of four quantities, stated or measured on a model."""
+"""The time of a step as a linear function of four quantities; the costs are given, or measured on a model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class StepCosts:
             raise InvalidArgumentError("A step that takes no time has no speed: make fixed_s greater than 0.")
 
     def step_s(self, decision: ScheduleDecision) -> float:
-        """Return the seconds of a step, before its tokens count as computed."""
+        """Return the seconds of a step that has not been recorded yet (`Scheduler.advance`)."""
         num_decodes = decision.num_decodes
         context = sum([entry.request.num_computed_tokens for entry in decision.scheduled])
         return (
@@ -59,7 +59,7 @@ class StepCosts:
         )
 
     def alone_s(self, num_prompt_tokens: int, num_output_tokens: int, chunk: int) -> float:
-        """Return the seconds of a request alone on the engine, with its prompt in chunks of `chunk` tokens."""
+        """Return the seconds of a request that runs alone, with its prompt in chunks of `chunk` tokens."""
         num_chunks = -(-num_prompt_tokens // chunk)
         num_decodes = num_output_tokens - 1
         context = num_chunks * num_prompt_tokens // 2 + num_prompt_tokens // 2
@@ -107,19 +107,20 @@ def measure_costs(engine: Engine) -> StepCosts:
 
 
 def fit_costs(rows: list[tuple[float, float, float, float]]) -> StepCosts:
-    """Fit by least squares of relative errors over `(prefill tokens, decodes, context tokens, seconds)`, without
-    negative costs.
+    """Fit non-negative costs to measured steps: (prefill tokens, decodes, context tokens, seconds) each.
+
+    The fit minimises the squares of relative errors.
     """
     import numpy as np
 
     table = np.array([(1.0, *row[:3]) for row in rows]) / np.array([row[3] for row in rows])[:, None]
     kept = list(range(table.shape[1]))
     while True:
-        found = np.linalg.lstsq(table[:, kept], np.ones(len(rows)), rcond=None)[0]
-        if (found >= 0).all():
+        costs = np.linalg.lstsq(table[:, kept], np.ones(len(rows)), rcond=None)[0]
+        if (costs >= 0).all():
             break
-        del kept[int(found.argmin())]  # a quantity with a negative cost is dropped
-    values = dict(zip(kept, found.tolist(), strict=True))
+        del kept[int(costs.argmin())]  # a quantity with a negative cost is dropped
+    values = dict(zip(kept, costs.tolist(), strict=True))
     return StepCosts(*(values.get(column, 0.0) for column in range(len(fields(StepCosts)))))
 
 

@@ -53,11 +53,11 @@ class SimulationReport:
     num_requests: int
     num_rejected: int
     ttft: Latency
-    """TTFT: from arrival to the first token."""
+    """Time to first token, from arrival."""
     urgent_ttft: Latency
-    """TTFT of requests with a priority below 0."""
+    """Time to first token of requests with a priority below 0."""
     tpot: Latency
-    """TPOT: between two tokens, averaged over a request."""
+    """Time per output token: the mean of a request, without its first token."""
     e2e: Latency
     """From arrival to the last token."""
     in_time: float
@@ -73,8 +73,8 @@ class SimulationReport:
     """Share of the prompt tokens that were reused from the prefix cache."""
     output_tokens_per_s: float
     fairness: float
-    """Jain's index over tenants, or over four classes by size: of the mean ratio of a request's speed to its speed
-    alone.
+    """Jain's index over tenants, or over four classes of requests by size. The compared value is the mean
+    normalised speed: the time of a request alone, divided by its time in the run.
     """
     num_steps: int
     makespan_s: float
@@ -90,7 +90,7 @@ class SimulationReport:
             if record.trace.num_output_tokens > 1
         ]
         urgent = [first for record, first in zip(done, ttft, strict=True) if (record.trace.priority or 0) < 0]
-        dated = [record for record in run.records if record.trace.deadline_ms is not None]
+        with_deadline = [record for record in run.records if record.trace.deadline_ms is not None]
         prompt_tokens = sum(record.trace.num_prompt_tokens for record in done)
         output_tokens = sum(record.trace.num_output_tokens for record in done)
         busy, total = max(run.busy_s, 1e-12), max(run.makespan_s, 1e-12)
@@ -101,7 +101,7 @@ class SimulationReport:
             urgent_ttft=Latency.of(urgent),
             tpot=Latency.of(tpots),
             e2e=Latency.of([_since(record, record.finished_s) for record in done]),
-            in_time=sum(map(_is_in_time, dated)) / len(dated) if dated else nan,
+            in_time=sum(map(_is_in_time, with_deadline)) / len(with_deadline) if with_deadline else nan,
             utilisation=run.busy_s / total,
             mean_running=run.running_s / busy,
             mean_waiting=run.waiting_s / total,
@@ -110,15 +110,16 @@ class SimulationReport:
             num_preemptions=sum(record.num_preemptions for record in done),
             cached_share=sum(record.num_cached_tokens for record in done) / max(prompt_tokens, 1),
             output_tokens_per_s=output_tokens / total,
-            fairness=jain_index([mean(rates) for rates in _rates(done, costs, chunk)]),
+            fairness=jain_index([mean(speeds) for speeds in _normalized_speeds(done, costs, chunk)]),
             num_steps=run.num_steps,
             makespan_s=run.makespan_s,
         )
 
 
-def _since(record: RequestRecord, moment: float | None) -> float:
-    assert moment is not None, "a finished request has its moments"
-    return moment - record.trace.arrival_s
+def _since(record: RequestRecord, time_s: float | None) -> float:
+    """Return the seconds from the arrival of a finished request to a time of it."""
+    assert time_s is not None, "a finished request has its times"
+    return time_s - record.trace.arrival_s
 
 
 def _is_in_time(record: RequestRecord) -> bool:
@@ -126,16 +127,16 @@ def _is_in_time(record: RequestRecord) -> bool:
     return record.finished_s is not None and _since(record, record.finished_s) * 1e3 <= (deadline_ms or 0.0)
 
 
-def _rates(records: Sequence[RequestRecord], costs: StepCosts, chunk: int) -> list[list[float]]:
-    """Return the ratio of each request's speed to its speed alone, by tenant or by class of size."""
+def _normalized_speeds(records: Sequence[RequestRecord], costs: StepCosts, chunk: int) -> list[list[float]]:
+    """Return, by tenant or by class of size, each request's time alone divided by its time in the run."""
     sizes = sorted(record.trace.num_prompt_tokens + record.trace.num_output_tokens for record in records)
     bounds = [sizes[len(sizes) * index // _NUM_CLASSES] for index in range(1, _NUM_CLASSES)] if sizes else []
     has_tenants = any(record.trace.tenant is not None for record in records)
     groups: dict[object, list[float]] = defaultdict(list)
     for record in records:
-        one = record.trace
-        size = one.num_prompt_tokens + one.num_output_tokens
-        group: object = one.tenant if has_tenants else sum(size >= bound for bound in bounds)
-        alone_s = costs.alone_s(max(one.num_prompt_tokens, 1), max(one.num_output_tokens, 1), chunk)
+        traced = record.trace
+        size = traced.num_prompt_tokens + traced.num_output_tokens
+        group: object = traced.tenant if has_tenants else sum(size >= bound for bound in bounds)
+        alone_s = costs.alone_s(max(traced.num_prompt_tokens, 1), max(traced.num_output_tokens, 1), chunk)
         groups[group].append(alone_s / max(_since(record, record.finished_s), 1e-12))
     return list(groups.values())

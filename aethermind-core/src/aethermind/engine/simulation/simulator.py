@@ -20,7 +20,7 @@ __all__ = ["RequestRecord", "SimulationResult", "simulate"]
 _REPORT_EVERY_STEPS = 64
 """Steps between two progress reports."""
 _DUMMY_TOKEN_ID = -1
-"""The token that every step "samples"; no hash id gives a prompt token this id."""
+"""The id of all output tokens. No prompt token has it."""
 
 
 @dataclass(slots=True)
@@ -72,9 +72,9 @@ def simulate(
     Prefix caching uses the trace's `hash_ids`; it is off if no request has any. `on_progress` is called with the number
     of finished requests and the total number.
     """
-    # `_request` makes at least one prompt token and one output token of an empty request, hence the 2.
+    # `_request` gives an empty request one prompt token and one output token, hence the 2.
     max_model_len = max(traced.num_prompt_tokens + traced.num_output_tokens for traced in trace) + 2
-    cache = _open_cache(num_kv_blocks, block_size, max_model_len, has_prefixes=any(one.hash_ids for one in trace))
+    cache = _open_cache(num_kv_blocks, block_size, max_model_len, has_prefixes=any(traced.hash_ids for traced in trace))
     scheduler, waiting, running = Scheduler(cache, policy), WaitingQueue(policy), list[Request]()
     sharing = sharing_policy(policy)
     result = SimulationResult([RequestRecord(traced) for traced in trace])

@@ -26,7 +26,7 @@ from aethermind.errors import ConfigError, InvalidArgumentError
 __all__ = ["HASH_BLOCK_TOKENS", "TraceRequest", "complete", "read_trace"]
 
 HASH_BLOCK_TOKENS = 512
-"""Tokens of one of a trace's `hash_ids`."""
+"""Number of prompt tokens that each of the `hash_ids` of a trace stands for."""
 
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MAX_TOKENS = 2**31
@@ -60,11 +60,11 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
     if not found:
         raise ConfigError(f"Trace {path} has no requests. Pass a trace with at least one.")
     start = min(request.arrival_s for request in found)
-    moved = [_later(request, -start) for request in found]
-    return sorted(moved, key=lambda request: request.arrival_s)
+    shifted = [_shifted(request, -start) for request in found]
+    return sorted(shifted, key=lambda request: request.arrival_s)
 
 
-def _later(request: TraceRequest, seconds: float) -> TraceRequest:
+def _shifted(request: TraceRequest, seconds: float) -> TraceRequest:
     values = {name: getattr(request, name) for name in TraceRequest.__slots__}
     return TraceRequest(**{**values, "arrival_s": request.arrival_s + seconds})
 
@@ -166,10 +166,10 @@ def _optional_columns(priority: Any, deadline_ms: Any, tenant: Any) -> tuple[int
 def complete(
     trace: Sequence[TraceRequest], *, rate_scale: float, urgent_share: float, slack: float, costs: StepCosts, chunk: int
 ) -> list[TraceRequest]:
-    """Return the trace with `rate_scale` times as many requests per second, each with a priority and a deadline.
+    """Return the trace with `rate_scale` times the requests per second, each with a priority and a deadline.
 
-    If the trace has no priorities, `urgent_share` of the requests, evenly spread, get -1 and the others 0. A request
-    without a deadline is due after `slack` times its time alone.
+    If the trace has no priorities, `urgent_share` of the requests, evenly spread, get -1 and the others 0. The deadline
+    of a request without one is `slack` times the time that it takes alone.
     """
     has_priorities = any(traced.priority is not None for traced in trace)
     completed = []
