@@ -136,7 +136,7 @@ def _values(stored: StoredTensors, name: str, order: tuple[int, ...] | None) -> 
 
 
 def _row_order(name: str, family: GgufFamily, num_rows: int, head_dim: int) -> tuple[int, ...] | None:
-    """Return the order of a projection's rows in the file: rotated pairs are adjacent; None if the order is the same."""
+    """Return the order of a projection's rows in the file, with rotated pairs adjacent; None if it is the same."""
     module = name.rsplit(".", 2)[-2]
     if module not in family.interleaved:
         return None
