@@ -176,10 +176,10 @@ def _dtype_and_size(name: str, tensor: BlockTensor, num_blocks: int) -> tuple[st
             f"Tensor {name!r} is of dtype {tensor.dtype_name!r}; a container takes {', '.join(_DTYPES)}."
         )
     short_name, itemsize = _DTYPES[tensor.dtype_name]
-    size, given = math.prod(tensor.shape) * itemsize, memoryview(tensor.data).nbytes
-    if size != given or not tensor.shape or tensor.shape[0] != num_blocks:
+    size, num_bytes = math.prod(tensor.shape) * itemsize, memoryview(tensor.data).nbytes
+    if size != num_bytes or not tensor.shape or tensor.shape[0] != num_blocks:
         raise InvalidArgumentError(
-            f"Tensor {name!r} of shape {tensor.shape} and dtype {tensor.dtype_name} comes with {given} bytes; "
+            f"Tensor {name!r} of shape {tensor.shape} and dtype {tensor.dtype_name} comes with {num_bytes} bytes; "
             f"it should have {size}, and be of {num_blocks} blocks like the others."
         )
     return short_name, size

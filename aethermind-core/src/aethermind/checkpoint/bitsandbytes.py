@@ -149,14 +149,16 @@ class BitsAndBytesCheckpoint(QuantizedTensors):
             expected[_NESTED_QUANT_MAP] = (("F32",), 256)
         stored = self._stored.info(name) if name in self._names else None
         if stored is None or stored.num_bytes != -(-num_values // 2):
-            found = "missing" if stored is None else f"of {stored.num_bytes} bytes"
-            self._fail(name, f"is {found}, where its quant_state says {list(state.shape)}")
+            actual = "missing" if stored is None else f"of {stored.num_bytes} bytes"
+            self._fail(name, f"is {actual}, where its quant_state says {list(state.shape)}")
         for suffix, (dtype_names, count) in expected.items():
             info = self._stored.info(f"{name}{suffix}") if f"{name}{suffix}" in self._names else None
             if info is None or info.dtype_name not in dtype_names or prod(info.shape) != count:
-                found = "nothing" if info is None else f"{info.dtype_name} {list(info.shape)}"
-                self._fail(f"{name}{suffix}", f"is {found}, where {count} numbers of {dtype_names[0]} are expected")
-        num_bytes = sum(self._stored.info(one).num_bytes for one in (name, *(f"{name}{suffix}" for suffix in expected)))
+                actual = "nothing" if info is None else f"{info.dtype_name} {list(info.shape)}"
+                self._fail(f"{name}{suffix}", f"is {actual}, where {count} numbers of {dtype_names[0]} are expected")
+        num_bytes = sum(
+            self._stored.info(part).num_bytes for part in (name, *(f"{name}{suffix}" for suffix in expected))
+        )
         return TensorInfo(state.kind, state.shape, 0, num_bytes, INT8)
 
     def _describe_int8(self, name: str) -> TensorInfo:
@@ -165,8 +167,8 @@ class BitsAndBytesCheckpoint(QuantizedTensors):
         scales = self._stored.info(self._scb(name))
         is_matrix = info is not None and info.dtype_name == "I8" and len(info.shape) == 2
         if info is None or not is_matrix or scales.dtype_name != "F32" or prod(scales.shape) != info.shape[0]:
-            found = "missing" if info is None else f"{info.dtype_name} {list(info.shape)}"
-            self._fail(name, f"is {found} with SCB {list(scales.shape)}, where an int8 matrix is expected")
+            actual = "missing" if info is None else f"{info.dtype_name} {list(info.shape)}"
+            self._fail(name, f"is {actual} with SCB {list(scales.shape)}, where an int8 matrix is expected")
         row_format = name.removesuffix(_WEIGHT) + _ROW_FORMAT
         if row_format in self._names and np.any(self._plain_array(row_format)):
             self._fail(name, "is stored in a layout of one kind of GPU, not in rows")

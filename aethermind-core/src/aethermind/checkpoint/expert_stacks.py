@@ -167,9 +167,11 @@ class StackedTensors:
         for name, info in zip(stack.stored_names, infos, strict=True):
             has_same_dtype = info.weight_format or first.weight_format or info.dtype_name == first.dtype_name
             if info.shape != first.shape or not info.shape or not has_same_dtype:
-                one, other = (_name_in_files(self.stored, expert) for expert in (name, stack.stored_names[0]))
+                this_name, first_name = (
+                    _name_in_files(self.stored, expert) for expert in (name, stack.stored_names[0])
+                )
                 raise CheckpointError(
-                    f"{one} is {info.dtype_name} {list(info.shape)}, where {other} is "
+                    f"{this_name} is {info.dtype_name} {list(info.shape)}, where {first_name} is "
                     f"{first.dtype_name} {list(first.shape)}: experts of a layer are alike. Fetch the weights again."
                 )
         shape = (len(infos) * first.shape[0], *first.shape[1:])
@@ -249,7 +251,7 @@ class StackedTensors:
         """Stack tensors of one weight format; their dense values if the stored tensors are read dequantised."""
         assert info.weight_format is not None
         arrays: dict[str, Array] = {}
-        names = [one.name for one in fields(QuantizedWeight) if one.name != "format"]
+        names = [field.name for field in fields(QuantizedWeight) if field.name != "format"]
         for rows, values in self._by_rows(stack, info.shape[0]):
             if not isinstance(values, QuantizedWeight):
                 return self._read_dense(stack, info)
@@ -278,8 +280,8 @@ def _names_of(stack: TensorStack | FusedSlice | HeadSlice) -> tuple[str, ...]:
 
 def _layer_of(name: str) -> int:
     """The number of the layer that a tensor belongs to; -1 for a tensor outside of layers."""
-    found = re.match(r"model\.layers\.(\d+)\.", name)
-    return int(found[1]) if found else -1
+    match = re.match(r"model\.layers\.(\d+)\.", name)
+    return int(match[1]) if match else -1
 
 
 _GATE, _UP, _DOWN = "gate_proj", "up_proj", "down_proj"
@@ -307,12 +309,12 @@ def expert_stacks(
         for name in (_GATE, _UP, _DOWN):
             stored_name = projections.get(name, name)
             experts = tuple(f"{stored_module}.{expert}.{stored_name}.weight" for expert in range(num_experts))
-            missing = [expert for expert, one in enumerate(experts) if one not in names]
+            missing = [expert for expert, expert_name in enumerate(experts) if expert_name not in names]
             if not missing:
                 stacks[f"{module}.{name}.weight"] = TensorStack(experts)
             elif len(missing) < num_experts:
-                other = next(expert for expert in range(num_experts) if expert not in missing)
-                before, _, after = _name_in_files(stored, experts[other]).rpartition(f".{other}.")
+                present = next(expert for expert in range(num_experts) if expert not in missing)
+                before, _, after = _name_in_files(stored, experts[present]).rpartition(f".{present}.")
                 raise CheckpointError(
                     f"The checkpoint has no tensor '{before}.{missing[0]}.{after}', but others of the {num_experts} "
                     "experts of that layer. Fetch the weights again, and check the number of experts in config.json."

@@ -248,10 +248,10 @@ class GgufFile:
         info = self.info(name)
         return self._data_begin + info.begin, self._data_begin + info.end
 
-    def fail(self, problem: str, kind: type[CheckpointError] = CheckpointError) -> NoReturn:
+    def fail(self, problem: str, error_class: type[CheckpointError] = CheckpointError) -> NoReturn:
         """Raise an error about this file."""
         advice = remedy(self.path, otherwise="Fetch or write the file again.")
-        raise kind(f"{self.path} {problem}. {advice}")
+        raise error_class(f"{self.path} {problem}. {advice}")
 
     def _read_tensor(self, reader: _Reader) -> None:
         name = reader.string()
@@ -262,24 +262,24 @@ class GgufFile:
         shape = tuple(reversed([reader.number("<u8") for _ in range(rank)]))
         if rank == _STACK_RANK:
             shape = (shape[0] * shape[1], shape[2])
-        kind, begin = reader.number("<u4"), reader.number("<u8")
+        type_id, begin = reader.number("<u4"), reader.number("<u8")
         # NumPy multiplies all sizes and overflows even if one of them is 0; then the tensor has no bytes to check.
         if prod(max(size, 1) for size in shape) >= 2**60:
             self.fail(f"has a tensor {name!r:.80} of shape {shape}, which is too big to address")
-        self._types[name] = kind
-        if kind in _PLAIN_DTYPES:
-            info = TensorInfo(_PLAIN_DTYPES[kind], shape, begin, begin)
+        self._types[name] = type_id
+        if type_id in _PLAIN_DTYPES:
+            info = TensorInfo(_PLAIN_DTYPES[type_id], shape, begin, begin)
             self._tensors[name] = TensorInfo(info.dtype_name, shape, begin, begin + prod(shape) * info.dtype.itemsize)
-        elif kind in BLOCK_TYPES:
-            block = BLOCK_TYPES[kind]
+        elif type_id in BLOCK_TYPES:
+            block = BLOCK_TYPES[type_id]
             if len(shape) != 2 or shape[1] % block.num_values:
                 self.fail(
                     f"has a tensor {name!r:.80} of shape {shape} and type {block.name}, which is for matrices whose "
                     f"rows are multiples of {block.num_values} values"
                 )
             self._tensors[name] = TensorInfo(block.name, shape, begin, begin + block.nbytes(shape), block.format)
-        elif kind not in _UNSUPPORTED:
-            self.fail(f"has a tensor {name!r:.80} of unknown type {kind}")
+        elif type_id not in _UNSUPPORTED:
+            self.fail(f"has a tensor {name!r:.80} of unknown type {type_id}")
 
     def _check_layout(self, header_end: int) -> None:
         alignment = self._metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
@@ -328,19 +328,21 @@ class _Reader:
         except UnicodeDecodeError:
             self._file.fail(f"has a string at byte {begin} that is not UTF-8")
 
-    def value(self, key: str, kind: int) -> Any:
-        """Read a metadata value of the type `kind`."""
-        if kind == _STRING:
+    def value(self, key: str, type_id: int) -> Any:
+        """Read a metadata value of the type `type_id`."""
+        if type_id == _STRING:
             return self.string()
-        if kind in _NUMBER_DTYPES:
-            return self.number(_NUMBER_DTYPES[kind])
-        if kind != _ARRAY:
-            self._file.fail(f"has a value of unknown type {kind} for {key!r:.80}")
-        element, count = self.number("<u4"), self.number("<u8")
-        if element in _NUMBER_DTYPES:
-            return self.numbers(_NUMBER_DTYPES[element], count)
-        if element != _STRING:
-            self._file.fail(f"has an array of type {element} for {key!r:.80}, which is not one of numbers or strings")
+        if type_id in _NUMBER_DTYPES:
+            return self.number(_NUMBER_DTYPES[type_id])
+        if type_id != _ARRAY:
+            self._file.fail(f"has a value of unknown type {type_id} for {key!r:.80}")
+        element_type, count = self.number("<u4"), self.number("<u8")
+        if element_type in _NUMBER_DTYPES:
+            return self.numbers(_NUMBER_DTYPES[element_type], count)
+        if element_type != _STRING:
+            self._file.fail(
+                f"has an array of type {element_type} for {key!r:.80}, which is not one of numbers or strings"
+            )
         return GgufStrings(self._file, self._skip_strings(count), count)
 
     def _skip_strings(self, count: int) -> list[int]:

@@ -90,9 +90,9 @@ class BlockType:
     @property
     def format(self) -> WeightFormat:
         """The weight format of tensors of this type."""
-        found = parse_format(self.format_name)
-        assert found is not None, "block types are read as formats of the core"
-        return found
+        format = parse_format(self.format_name)
+        assert format is not None, "block types are read as formats of the core"
+        return format
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
         """The bytes of a tensor whose last size is a multiple of `num_values`."""
@@ -127,14 +127,14 @@ class BlockType:
             parts = self.decode(encoded)
             with np.errstate(over="ignore", invalid="ignore"):  # the caller checks that they are finite
                 if parts.scales.dtype == np.float32:
-                    found = parts.values()
+                    dense = parts.values()
                 else:
                     codes, scales, offsets, super_block_scales = self._as_weight_format(parts)
                     zeros = np.ones(scales.shape, np.uint8) if format.has_zero_point else None
-                    found = format.dequantize(
+                    dense = format.dequantize(
                         QuantizedWeight(format, codes, scales, zeros, offsets, super_block_scales)
                     )
-                values[chunk] = found.reshape(values[chunk].shape)
+                values[chunk] = dense.reshape(values[chunk].shape)
         return values
 
     def _chunks(self, stored: Array, shape: tuple[int, int]) -> Iterator[tuple[slice, Array]]:

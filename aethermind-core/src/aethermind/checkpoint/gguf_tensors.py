@@ -290,15 +290,15 @@ _MTP_TENSORS = {
 
 def _mtp_names(stored: Iterable[str], names: GgufNames, num_layers: int) -> dict[str, str]:
     """The stored tensors of layer `num_layers`, the first that drafts tokens, by their names in `model.mtp`."""
-    found = {}
+    names_by_mtp_name = {}
     for name in stored:
         if layer_of(name) == num_layers:
-            other = in_layer(name)
-            if other in _MTP_TENSORS:
-                found[f"mtp.{_MTP_TENSORS[other]}"] = name
-            elif (renamed := hf_name(f"blk.0.{other}", replace(names, layers="mtp.layers"))).startswith("mtp."):
-                found[renamed] = name
-    return found
+            name_in_layer = in_layer(name)
+            if name_in_layer in _MTP_TENSORS:
+                names_by_mtp_name[f"mtp.{_MTP_TENSORS[name_in_layer]}"] = name
+            elif (renamed := hf_name(f"blk.0.{name_in_layer}", replace(names, layers="mtp.layers"))).startswith("mtp."):
+                names_by_mtp_name[renamed] = name
+    return names_by_mtp_name
 
 
 def in_layer(name: str) -> str:
@@ -308,8 +308,8 @@ def in_layer(name: str) -> str:
 
 def layer_of(name: str) -> int:
     """The number of the layer that a tensor belongs to; -1 for a tensor outside of layers."""
-    found = re.match(r"blk\.(\d+)\.", name)
-    return int(found[1]) if found else -1
+    match = re.match(r"blk\.(\d+)\.", name)
+    return int(match[1]) if match else -1
 
 
 @deprecated_fields(until="0.4", neutral_names="zero_bias_names")

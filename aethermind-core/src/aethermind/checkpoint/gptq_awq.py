@@ -133,18 +133,22 @@ class Packing:
         match self.layout:
             case "gemm":
                 words = rows // _AWQ_CODES
-                found = (columns, words), (groups, words), (groups, rows)
+                word_shapes = (columns, words), (groups, words), (groups, rows)
             case "gemv":
-                found = (rows, columns // _AWQ_CODES), (rows, padded // _AWQ_CODES), (rows, padded)
+                word_shapes = (rows, columns // _AWQ_CODES), (rows, padded // _AWQ_CODES), (rows, padded)
             case "gemv_fast":
-                shapes = (rows // _FAST_ROWS, columns), (padded, rows), (padded, rows)
+                fast_shapes = (rows // _FAST_ROWS, columns), (padded, rows), (padded, rows)
                 return dict(
-                    zip(_PART_SUFFIXES, ((("I16",), shapes[0]), (floats, shapes[1]), (floats, shapes[2])), strict=True)
+                    zip(
+                        _PART_SUFFIXES,
+                        ((("I16",), fast_shapes[0]), (floats, fast_shapes[1]), (floats, fast_shapes[2])),
+                        strict=True,
+                    )
                 )
             case _:
                 words = rows * self.bits // _WORD_BITS
-                found = (columns * self.bits // _WORD_BITS, rows), (groups, words), (groups, rows)
-        return dict(zip(_PART_SUFFIXES, zip((("I32",), ("I32",), floats), found, strict=True), strict=True))
+                word_shapes = (columns * self.bits // _WORD_BITS, rows), (groups, words), (groups, rows)
+        return dict(zip(_PART_SUFFIXES, zip((("I32",), ("I32",), floats), word_shapes, strict=True), strict=True))
 
     def fills_words(self, rows: int, columns: int) -> bool:
         """Whether the codes of a matrix (N, K) fill whole words along the packed dimension, as they must."""
@@ -175,8 +179,8 @@ class Packing:
         if self.layout == "gemv_fast":
             products = -qzeros.T[:, : scales.shape[1]].astype(np.float32)
             with np.errstate(all="ignore"):  # scales that are not finite are refused by the caller
-                found = np.where(scales == 0, np.float32(self.middle), products / scales)
-                zeros: Array = np.clip(np.rint(np.nan_to_num(found)), 0, 2 * self.middle - 1).astype(np.uint8)
+                quotients = np.where(scales == 0, np.float32(self.middle), products / scales)
+                zeros: Array = np.clip(np.rint(np.nan_to_num(quotients)), 0, 2 * self.middle - 1).astype(np.uint8)
             return zeros
         # A zero point of 0 is stored as the largest code (0 - 1 wraps around), so the sum wraps around too.
         shifted = self._stored_zeros(qzeros)[:, : scales.shape[1]] + np.uint8(self._actual_zero_shift(qzeros))
@@ -261,26 +265,26 @@ def _layout(config: Mapping[str, Any], method: str, model_name: str) -> str:
     """The layout's name in lower case; tools use several names for the field, and null means the usual layout."""
     known = _LAYOUTS[method]
     names = ("checkpoint_format", "format") if method == "gptq" else ("version",)
-    given = _first_field(config, *names)
+    layout_name = _first_field(config, *names)
     if config.get("is_marlin_format"):
-        given = "marlin"
+        layout_name = "marlin"
     if method == "awq" and str(config.get("backend") or "autoawq").lower() == "llm-awq":
-        given = "llm-awq"
-    layout = known[0] if given is None else str(given).lower()
+        layout_name = "llm-awq"
+    layout = known[0] if layout_name is None else str(layout_name).lower()
     if layout not in known:
         raise ConfigError(
-            f"{model_name!r} stores {method} weights in the layout {given!r:.80}; {' and '.join(known)} can be read. "
-            "Take the model quantised in that layout, or as .gguf."
+            f"{model_name!r} stores {method} weights in the layout {layout_name!r:.80}; {' and '.join(known)} can be "
+            "read. Take the model quantised in that layout, or as .gguf."
         )
     return layout
 
 
 def _auto_round_layout(config: Mapping[str, Any]) -> str:
     """The layout of `packing_format`: GPTQ's first only under its own name, as AutoGPTQ writes it."""
-    given = str(_first_field(config, "packing_format", "backend") or "auto_round:auto_gptq").lower()
-    if "awq" in given:
+    layout_name = str(_first_field(config, "packing_format", "backend") or "auto_round:auto_gptq").lower()
+    if "awq" in layout_name:
         return "gemm"
-    return "gptq" if given.endswith((":auto_gptq", ":gptq")) else "gptq_v2"
+    return "gptq" if layout_name.endswith((":auto_gptq", ":gptq")) else "gptq_v2"
 
 
 def _first_field(config: Mapping[str, Any], *names: str) -> Any:

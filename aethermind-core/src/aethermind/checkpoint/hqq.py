@@ -187,8 +187,8 @@ class HqqCheckpoint(QuantizedTensors):
         for part in (_SCALE, _ZERO):
             info = self._stored.info(f"{module}{part}") if f"{module}{part}" in self._names else None
             if info is None or info.dtype_name not in _SCALE_DTYPES or prod(info.shape) not in (1, matrix.num_groups):
-                found = "nothing" if info is None else f"{info.dtype_name} {list(info.shape)}"
-                self._fail(module, f"with {found} for {part[1:]}, where {matrix.num_groups} numbers are expected")
+                actual = "nothing" if info is None else f"{info.dtype_name} {list(info.shape)}"
+                self._fail(module, f"with {actual} for {part[1:]}, where {matrix.num_groups} numbers are expected")
         return matrix
 
     def _integer(self, module: str, entry: str) -> int:

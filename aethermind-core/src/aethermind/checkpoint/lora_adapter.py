@@ -113,14 +113,14 @@ def _pairs_of_tensors(file: SafetensorsFile, weights: Mapping[str, tuple[int, in
     pairs: dict[str, dict[str, str]] = {}
     unknown = []
     for name in file.names:
-        found = _NAME.match(name)
-        if found is None or f"{found['module']}.weight" not in weights:
+        match = _NAME.match(name)
+        if match is None or f"{match['module']}.weight" not in weights:
             unknown.append(name)
             continue
-        pair = pairs.setdefault(found["module"], {})
-        if found["side"] in pair:
-            raise CheckpointError(f"{file.path} has {pair[found['side']]} and {name}, which are the same matrix.")
-        pair[found["side"]] = name
+        pair = pairs.setdefault(match["module"], {})
+        if match["side"] in pair:
+            raise CheckpointError(f"{file.path} has {pair[match['side']]} and {name}, which are the same matrix.")
+        pair[match["side"]] = name
     if unknown:
         raise CheckpointError(
             f"{file.path} has {len(unknown)} tensors that belong to no linear projection of the model "
@@ -195,9 +195,9 @@ class AdapterConfig:
         """Read the configuration in a directory; ConfigError says what is missing, wrong or not supported."""
         raw = _read_config(directory)
         where = f"{_CONFIG_FILE} in {str(directory)!r}"
-        kind = raw.get("peft_type")
-        if kind != "LORA":
-            raise ConfigError(f"{where} has the peft_type {kind!r:.80}; only LORA can be used.")
+        peft_type = raw.get("peft_type")
+        if peft_type != "LORA":
+            raise ConfigError(f"{where} has the peft_type {peft_type!r:.80}; only LORA can be used.")
         for name, (supported, what) in _UNSUPPORTED_FIELDS.items():
             value = raw.get(name)
             if value is not None and value not in supported:

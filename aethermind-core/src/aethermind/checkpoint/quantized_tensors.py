@@ -52,10 +52,14 @@ def quantization_method(config: Any, model_name: str) -> str:
         raise ConfigError(
             f"The quantization_config of {model_name!r} should be an object, not {type(config).__name__}."
         )
-    given = config.get("quant_method") or _unnamed_method(config)
-    method = _METHOD_ALIASES.get(given.lower(), given.lower()) if isinstance(given, str) else given
+    method_name = config.get("quant_method") or _unnamed_method(config)
+    method = (
+        _METHOD_ALIASES.get(method_name.lower(), method_name.lower()) if isinstance(method_name, str) else method_name
+    )
     if method not in METHODS:
-        description = "in a way that its quantization_config does not name" if given is None else f"by {given!r:.80}"
+        description = (
+            "in a way that its quantization_config does not name" if method_name is None else f"by {method_name!r:.80}"
+        )
         raise ConfigError(
             f"{model_name!r} is quantised {description}, which cannot be read. Use the unquantised model and pass a "
             f"format as quantization, or take it quantised by {', '.join(METHODS[:-1])} or {METHODS[-1]}, or as .gguf."

@@ -76,7 +76,7 @@ def matrices_of_stored(view: StoredTensors, name: str, stored: StoredTensors) ->
     if not isinstance(view, RemappedTensors):
         return ()
     inner = view.stored
-    return tuple(one for part in view.stored_matrices(name) for one in matrices_of_stored(inner, part, stored))
+    return tuple(matrix for part in view.stored_matrices(name) for matrix in matrices_of_stored(inner, part, stored))
 
 
 def rows_of_stored(view: StoredTensors, name: str, stored: StoredTensors) -> StoredRows | None:

@@ -145,10 +145,10 @@ class TorchFile:
         """Return the tensor `value`; CheckpointError unless it is a dense tensor in host memory of a known dtype."""
         if not isinstance(name, str) or not isinstance(value, self._torch.Tensor):
             self._fail(f"holds {name!r:.80} of type {type(value).__name__}, not a tensor by name")
-        kind = str(value.dtype)
-        if value.layout != self._torch.strided or value.device.type != "cpu" or kind not in _DTYPE_NAMES:
+        dtype = str(value.dtype)
+        if value.layout != self._torch.strided or value.device.type != "cpu" or dtype not in _DTYPE_NAMES:
             self._fail(
-                f"has a tensor {name!r:.80} that is not plain and dense ({kind}, {value.layout}, {value.device})"
+                f"has a tensor {name!r:.80} that is not plain and dense ({dtype}, {value.layout}, {value.device})"
             )
         return value.detach()
 

@@ -76,8 +76,8 @@ class StopChecker:
         Matches entirely in the held-back text do not count: they ended while `may_stop` was False.
         """
         num_held = len(self._held)
-        found = ((text.find(stop, max(num_held - len(stop) + 1, 0)), len(stop)) for stop in self._stop)
-        matches = [(begin + length, begin) for begin, length in found if begin >= 0]
+        begins = ((text.find(stop, max(num_held - len(stop) + 1, 0)), len(stop)) for stop in self._stop)
+        matches = [(begin + length, begin) for begin, length in begins if begin >= 0]
         if not matches:
             return None
         end, begin = min(matches)

@@ -125,8 +125,8 @@ class Tokenizer:
     def end_token_ids(self) -> frozenset[int]:
         """The ids of all tokens whose roles end an answer: end of text, turn and message."""
         texts = (self._special_tokens.get(role) for role in _END_TOKEN_ROLES)
-        found = (self._fast.token_to_id(text) for text in texts if text is not None)
-        return frozenset(token_id for token_id in found if token_id is not None)
+        ids = (self._fast.token_to_id(text) for text in texts if text is not None)
+        return frozenset(token_id for token_id in ids if token_id is not None)
 
     @property
     def chat_template(self) -> str | None:
@@ -200,8 +200,8 @@ class Tokenizer:
             for token_id in range(self.vocab_size)
             if token_id not in self._special_token_ids and self.byte_of(token_id) is None
         )
-        found = next((token_id for token_id in plain if self.decode([token_id], skip_special_tokens=False)), None)
-        return () if found is None else (found,)
+        anchor = next((token_id for token_id in plain if self.decode([token_id], skip_special_tokens=False)), None)
+        return () if anchor is None else (anchor,)
 
     @cached_property
     def _without_first_space(self) -> Tokenizer:
