@@ -222,7 +222,7 @@ def unpack_nibbles(packed: Array) -> Array:
 def _nvfp4_values(codes: Array, scales: Array) -> Iterator[tuple[slice, Array]]:
     """Yield slices of the rows of an NVFP4 matrix, and the float32 values of these rows."""
     for chunk in row_chunks(codes.shape):
-        with np.errstate(all="ignore"):  # INT8.quantize refuses values that are not finite
+        with np.errstate(all="ignore"):  # the callers refuse values that are not finite
             values = E2M1[codes[chunk]] * np.repeat(scales[chunk], _NVFP4_GROUP, axis=1)
         yield chunk, values
 
@@ -278,7 +278,7 @@ class Fp4Checkpoint(QuantizedTensors):
         scales = self._plain_array(f"{module}{_SCALE}")
         if self._infos[name].weight_format == MXFP4:
             return codes, scales
-        with np.errstate(all="ignore"):  # INT8.quantize refuses values that are not finite
+        with np.errstate(all="ignore"):  # the callers refuse values that are not finite
             return codes, self._group_scales(module, scales)
 
     def _group_scales(self, module: str, scales: Array) -> Array:

@@ -147,9 +147,7 @@ class BlockType:
             yield chunk, by_row[chunk].reshape(-1, self.num_bytes)
 
     def _as_weight_format(self, parts: _DecodedBlocks) -> _DecodedBlocks:
-        """Convert decoded blocks to groups and dtypes of the weight format, requantised to int8 if its groups are
-        larger.
-        """
+        """Convert decoded blocks to groups and dtypes of the weight format; larger groups are requantised as int8."""
         codes, scales, offsets, super_block_scales = parts
         num_blocks = self.num_values // _BLOCK
         if scales.shape[1] > num_blocks:
