@@ -14,7 +14,7 @@ from tests.scale import scaled
 from aethermind.errors import ConfigError
 from aethermind.graph import Graph, GraphBuilder
 from aethermind.graph.ir import parse_graph
-from aethermind.graph.low_rank import ADAPTERS, ROW_ADAPTERS, adaptable_weights, part_names, with_adapters
+from aethermind.graph.low_rank import ADAPTERS, ROW_ADAPTERS, adaptable_weights, lora_parameter_names, with_adapters
 from aethermind.hal import DType
 from aethermind.ops.dims import SymDim, resolve
 
@@ -43,7 +43,7 @@ def merged(values: dict[str, Any], weights: Any, adapter: int) -> dict[str, Any]
     """The same values with an adapter in the weights."""
     found = dict(values)
     for weight in weights:
-        down, up, cuts = part_names(weight)
+        down, up, cuts = lora_parameter_names(weight)
         own = slice(*values[cuts][adapter : adapter + 2])
         found[weight] = values[weight] + values[up][own].T @ values[down][own]
     return found

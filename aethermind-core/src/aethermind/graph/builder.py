@@ -1,8 +1,8 @@
-"""Graph construction: the builder that models use, and checked nodes with unique value names."""
+"""Graph construction: `GraphBuilder`, which models use, checked nodes with unique value names, decomposition of nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from aethermind.ops.schema import Attribute, TensorType
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["GraphBuilder", "UniqueNames", "make_node"]
+__all__ = ["GraphBuilder", "UniqueNames", "decompose", "make_node"]
 
 
 class GraphBuilder:
@@ -42,7 +42,7 @@ class GraphBuilder:
         self._scope: list[str] = []
 
     def input(self, name: str, dtype: DType, shape: Shape) -> Value:
-        """Declare a tensor that every run provides; its dims may be symbols."""
+        """Declare a tensor that the caller provides for each run; its dims may be symbolic."""
         return self._declare(name, TensorType(dtype, shape), ValueKind.INPUT)
 
     def parameter(self, name: str, shape: Shape, dtype: DType | None = None) -> Value:
@@ -97,9 +97,9 @@ class GraphBuilder:
         self._outputs[name] = value
 
     def mark(self, role: str, value: Value) -> None:
-        """Record that a value has a role, so that it can be made an output later.
+        """Record a value under the name of its role, so that it can be made an output later.
 
-        A later value of the role replaces it.
+        If the role was recorded before, this value replaces the earlier one.
         """
         self._marks[role] = value
 
@@ -113,7 +113,7 @@ class GraphBuilder:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Prefix names with `name` within the `with` block."""
+        """Prefix the names of values that are computed within the `with` block with `name`."""
         self._scope.append(name)
         try:
             yield
@@ -177,11 +177,50 @@ def make_node(
     `default_float` is the floating-point type of the outputs if no input is floating-point.
     """
     schema = operators[name].schema
-    padded = inputs + (None,) * (len(schema.inputs) - len(inputs))
-    complete = schema.complete(attributes)
-    types = [None if value is None else value.type for value in padded]
-    is_determined = any(type is not None and type.dtype.is_floating for type in types)
-    results = schema.infer(types, complete, None if is_determined else default_float)
-    wanted = [prefix] if len(results) == 1 else [f"{prefix}.{spec.name}" for spec in schema.outputs]
-    outputs = tuple(Value(value_name, type) for value_name, type in zip(names.unique(wanted), results, strict=True))
-    return Node(name, padded, outputs, complete)
+    all_inputs = inputs + (None,) * (len(schema.inputs) - len(inputs))
+    all_attributes = schema.complete(attributes)
+    types = [None if value is None else value.type for value in all_inputs]
+    has_float_input = any(type is not None and type.dtype.is_floating for type in types)
+    output_types = schema.infer(types, all_attributes, None if has_float_input else default_float)
+    output_names = [prefix] if len(output_types) == 1 else [f"{prefix}.{spec.name}" for spec in schema.outputs]
+    outputs = tuple(
+        Value(output_name, type) for output_name, type in zip(names.unique(output_names), output_types, strict=True)
+    )
+    return Node(name, all_inputs, outputs, all_attributes)
+
+
+def decompose(
+    node: Node, operators: OperatorRegistry, names: UniqueNames, decomposition: Callable[..., Any] | None = None
+) -> list[Node]:
+    """Return nodes of smaller operators that replace `node` and compute the same output values.
+
+    `decomposition` has the signature of `Operator.decompose`; without it the one of the node's operator is used, which
+    must exist. Intermediate values are named `<value>/<operator>`, made unique by `names`.
+    """
+    decomposition = decomposition or operators[node.operator].decompose
+    assert decomposition is not None, f"{node.operator} has no decomposition"
+    recorder = _DecompositionRecorder(operators, node.outputs[0].name, names)
+    results = decomposition(recorder, *node.inputs, **node.attributes)
+    results = results if isinstance(results, tuple) else (results,)
+    original = {result.name: output for result, output in zip(results, node.outputs, strict=True)}
+    computed = {value.name: value.type for inner in recorder.nodes for value in inner.outputs}
+    assert [computed.get(name) for name in original] == [output.type for output in node.outputs], (
+        f"the decomposition of {node.operator} should compute each of the outputs that its schema promises"
+    )
+    return [inner.substitute(lambda value: original.get(value.name, value)) for inner in recorder.nodes]
+
+
+class _DecompositionRecorder:
+    """The `ops.operator.OpBuilder` that records the nodes of a decomposition."""
+
+    def __init__(self, operators: OperatorRegistry, prefix: str, names: UniqueNames) -> None:
+        self.nodes: list[Node] = []
+        self._operators = operators
+        self._prefix = prefix
+        self._names = names
+
+    def op(self, name: str, *inputs: Value | None, **attributes: Attribute) -> Any:
+        """Record a node; return its output, or a tuple where it has several."""
+        node = make_node(self._operators, name, inputs, attributes, f"{self._prefix}/{name}", self._names)
+        self.nodes.append(node)
+        return node.outputs[0] if len(node.outputs) == 1 else node.outputs

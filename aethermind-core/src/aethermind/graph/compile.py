@@ -49,13 +49,15 @@ def compile_graph(
     row_formats: Mapping[str, WeightFormat] | None = None,
     packed: Mapping[str, str] | None = None,
 ) -> Compiled:
-    """Lower a graph for a device and place its memory for symbols of at most these sizes, passed in this order.
+    """Lower a graph for a device and place its memory.
 
-    `weight_formats` are those of parameters, by name, where operators read them whole; others are dense. Rows are
-    gathered in `row_formats` where the device supports it, and from the layouts that parameters have anyway (`packed`,
-    see `lower`). KernelNotFoundError when an operator has neither a kernel nor a decomposition.
+    `symbols` maps the name of each symbolic dim to its largest size; a run passes sizes in the same order.
+    `weight_formats` maps the names of parameters that operators read whole to their formats; other parameters are
+    dense. `row_formats` maps those from which operators gather rows to the formats of these rows, and `packed` maps
+    parameters to layouts in which they are in memory already; both are used where the device has a kernel (see
+    `lower`). KernelNotFoundError when an operator has neither a kernel nor a decomposition.
     """
-    formats, gathered = weight_formats or {}, row_formats or {}
+    weight_formats, row_formats = weight_formats or {}, row_formats or {}
     lowered = lower(
         graph,
         operators,
@@ -63,13 +65,13 @@ def compile_graph(
         device_type,
         fallback=fallback,
         fuse=fuse,
-        weight_formats=formats,
-        row_formats=gathered,
+        weight_formats=weight_formats,
+        row_formats=row_formats,
         packed=packed,
     )
     memory = plan_memory(lowered.graph, operators, symbols)
     external = {value.name: value for value in (*graph.inputs, *graph.parameters, *graph.states)}
-    binder = _Binder(memory, external, formats, gathered)
+    binder = _Binder(memory, external, weight_formats, row_formats)
     resolved = zip(lowered.graph.nodes, lowered.resolutions, strict=True)
     computed = [(node, resolution) for node, resolution in resolved if resolution is not None]
     steps = tuple(binder.step(node, operators[node.operator], resolution) for node, resolution in computed)
@@ -90,29 +92,30 @@ def compile_graph(
 class _Binder:
     """Turns nodes into steps and values into operands, and collects the constants of the plan.
 
-    `formats` and `gathered` are those of `compile_graph`: of parameters that are read whole, and by rows.
+    `external` are the values that no node computes, by name: inputs, parameters and states. `weight_formats` and
+    `row_formats` are those of `compile_graph`.
     """
 
     def __init__(
         self,
         memory: MemoryPlan,
         external: Mapping[str, Value],
-        formats: Mapping[str, WeightFormat],
-        gathered: Mapping[str, WeightFormat],
+        weight_formats: Mapping[str, WeightFormat],
+        row_formats: Mapping[str, WeightFormat],
     ) -> None:
         self._memory = memory
         self._external = external
-        self._formats = formats
-        self._gathered = gathered
+        self._weight_formats = weight_formats
+        self._row_formats = row_formats
         self.constants: dict[str, Constant] = {}
 
     def step(self, node: Node, operator: Operator, resolution: Resolution) -> Step:
         """Bind the operands of a node to the kernel that was chosen for it."""
         kernel = resolution.chosen
         assert kernel is not None
-        formats = dict.fromkeys(operator.weight_inputs, self._formats)
+        formats = dict.fromkeys(operator.weight_inputs, self._weight_formats)
         if resolution.signature.weight_format != DENSE:
-            formats |= dict.fromkeys(operator.gathered, self._gathered)
+            formats |= dict.fromkeys(operator.gathered, self._row_formats)
         inputs = tuple(
             None
             if value is None
@@ -124,6 +127,7 @@ class _Binder:
         return Step(kernel, operands, outputs, attributes, tuple(value.name for value in node.outputs))
 
     def operand(self, value: Value, pack: Pack | None = None, format: WeightFormat | None = None) -> Operand:
+        """Return a value's operand: bytes of the arena, of an input or state, or a constant in a pack or a format."""
         offset = self._memory.offset(value.name)
         if offset is not None:
             return Operand(Place.ARENA, "", value.type, offset)
@@ -132,8 +136,10 @@ class _Binder:
         if place is not Place.CONSTANT:
             return Operand(place, owner.name, value.type)
         if pack is not None:
-            wanted = DENSE if format is None else format.name
-            assert pack.weight_format == wanted, f"pack {pack.name} is for {pack.weight_format} weights, not {wanted}"
+            expected = DENSE if format is None else format.name
+            assert pack.weight_format == expected, (
+                f"pack {pack.name} is for {pack.weight_format} weights, not {expected}"
+            )
             key = f"{owner.name}#{pack.name}"
             self.constants[key] = Constant(owner.name, pack.name, format)
             nbytes = pack.nbytes(resolve(value.type.shape, {}), value.type.dtype)

@@ -1,4 +1,7 @@
-"""Weights on the device: each parameter once in each layout that kernels need, shared by all plans of a model."""
+"""Weights on the device: each parameter once in each layout that kernels need, shared by all plans of a model.
+
+A *constant* is a parameter in one layout (`plan.Constant`). Its layout is row-major, or that of a kernel's pack.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ __all__ = [
 Array = Any
 
 ADJACENT_ALIGNMENT = 256
-"""Constants share an allocation with their neighbours where their sizes are multiples of so many bytes."""
+"""Constants that are to be adjacent in memory share an allocation if their sizes are multiples of this, in bytes."""
 
 
 class PackedConstant(NamedTuple):
@@ -55,37 +58,41 @@ class BusyTracker:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._num_running = 0
-        self._ended = clock()
+        self._last_end = clock()
 
     def __enter__(self) -> None:
         self._num_running += 1
 
     def __exit__(self, *error: object) -> None:
-        self._ended = self._clock()  # before the count: between the two, the tracker must not look long idle
+        # The time first: a thread that reads `idle_s` between the two statements must not see a long idle time.
+        self._last_end = self._clock()
         self._num_running -= 1
 
     @property
     def idle_s(self) -> float:
         """Seconds since the last run ended, or since the tracker was made; 0 during a run."""
-        return 0.0 if self._num_running else self._clock() - self._ended
+        return 0.0 if self._num_running else self._clock() - self._last_end
 
 
 class PackedWeightCache(Protocol):
     """A cache of packed constants, which an earlier process may have written."""
 
     def find(self, wanted: Mapping[str, PackedConstant]) -> Mapping[str, Array]:
-        """Return the bytes of wanted constants by key: uint8 [nbytes] at multiples of ALIGNMENT; empty on a miss.
+        """Return the cached ones of the wanted constants by key: uint8 [nbytes] at addresses divisible by ALIGNMENT.
 
-        The arrays keep their memory alive.
+        The arrays keep their memory alive. On a miss the mapping is empty.
         """
         ...
 
     def keep(self, wanted: Mapping[str, PackedConstant], packed: Mapping[str, Tensor], activity: BusyTracker) -> None:
-        """Write constants that were not found, in the background. The tensors must not change."""
+        """Write constants that were not found to the cache, in the background while `activity` is idle.
+
+        The contents of the tensors must not change.
+        """
         ...
 
     def finish(self) -> None:
-        """Write the rest now, and drop all references to tensors."""
+        """Write what is not written yet, now, and drop all references to tensors."""
         ...
 
 
@@ -93,13 +100,13 @@ class ConstantStore:
     """Loads parameters on demand, in the layouts that plans need, and holds them.
 
     `read(name, format)` returns a parameter for a constant in this weight format, None for a dense one: the
-    checkpoint's array (in any floating dtype, possibly memory-mapped), or a QuantizedWeight. One whose codes are of no
-    use there may be returned as its values. A parameter that the device can read in place, in its dtype and layout, is
-    not copied, and neither is a packed one that `cache` finds.
+    checkpoint's array (in any floating dtype, possibly memory-mapped), or a QuantizedWeight. If the format cannot reuse
+    the integer codes of a stored quantised weight, it may return the weight's values as floats. A parameter that the
+    device can read in place, in its dtype and layout, is not copied, and neither is a packed one that `cache` finds.
 
-    Row-major constants that are copied and first read by one step are adjacent in memory, in the order of its inputs,
-    where their sizes are multiples of ADJACENT_ALIGNMENT: a kernel may read the weights of q, k and v as one matrix. So
-    are constants in a pack that asks for it (`Pack.is_adjacent`).
+    On a device with memory of its own, the row-major constants that one step reads first are adjacent in memory, in the
+    order of its inputs, if their sizes are multiples of ADJACENT_ALIGNMENT: a kernel may read the weights of q, k and v
+    as one matrix. Constants in a pack with `Pack.is_adjacent` are adjacent in the same way.
     """
 
     def __init__(
@@ -122,7 +129,7 @@ class ConstantStore:
         self._shared = dict(shared or {})
         self._tensors = dict(self._shared)
         self._packed: set[str] = set()
-        self._found: set[str] = set()
+        self._from_cache: set[str] = set()
         self._preallocated: dict[str, Buffer] = {}
 
     @property
@@ -140,20 +147,20 @@ class ConstantStore:
     @property
     def found_bytes(self) -> int:
         """The bytes of packed constants that were found in the cache: they use no memory of the device's allocator."""
-        return sum(self._tensors[key].nbytes for key in self._found)
+        return sum(self._tensors[key].nbytes for key in self._from_cache)
 
     def preallocate(self, plan: Plan) -> None:
         """Allocate memory for a plan's packed constants and prefault it in the background, before `load`."""
-        sizes = {key: constant.nbytes for key, constant in self._find(plan).items()}
+        sizes = {key: constant.nbytes for key, constant in self._map_cached(plan).items()}
         if buffers := self._backend.allocator.alloc_ahead([*sizes.values()]):
             self._preallocated = dict(zip(sizes, buffers, strict=True))
 
     def load(self, plan: Plan, on_progress: Callable[[int, int], None] | None = None) -> None:
         """Load every constant of a plan; `on_progress(done, total)` counts constants.
 
-        OutOfMemoryError before anything is read where the packed constants need more memory than is free.
+        If the packed constants need more memory than is free, OutOfMemoryError before anything is read.
         """
-        uncached = self._find(plan)
+        uncached = self._map_cached(plan)
         self._check_free(sum(constant.nbytes for key, constant in uncached.items() if key not in self._preallocated))
         packs = plan.packs()
         missing = [key for key in plan.constants if key not in self._tensors]
@@ -188,7 +195,7 @@ class ConstantStore:
     def update_rows(self, parameter: str, begin: int, rows: Array, whole: Array) -> None:
         """Overwrite rows of a parameter that no kernel packs, from row `begin` on; `whole` is the parameter after that.
 
-        No run of a plan may read the rows meanwhile. A parameter that no plan has loaded is left alone.
+        No run of a plan may read the rows meanwhile. Does nothing for a parameter that no plan has loaded.
         """
         tensor = self._tensors.get(parameter)
         if tensor is None:
@@ -199,7 +206,7 @@ class ConstantStore:
             self._backend.transfer.copy(tensor, Tensor.of_numpy(whole, self._device))
 
     def _check_free(self, nbytes: int) -> None:
-        """Fail early: loading would fail after minutes, or the system would kill the process."""
+        """Raise OutOfMemoryError if less is free: loading would fail after minutes, or the system kill the process."""
         free = self._backend.free_memory()
         if free is not None and nbytes > free:
             raise OutOfMemoryError(
@@ -208,8 +215,8 @@ class ConstantStore:
                 "programs."
             )
 
-    def _find(self, plan: Plan) -> dict[str, PackedConstant]:
-        """Take the packed constants of a plan that are cached; return those that have to be packed."""
+    def _map_cached(self, plan: Plan) -> dict[str, PackedConstant]:
+        """Use the packed constants of a plan that are in the cache; return those that have to be packed, by key."""
         packs = plan.packs()
         missing = {
             key: PackedConstant(constant, pack, type, pack.nbytes(resolve(type.shape, {}), type.dtype))
@@ -222,16 +229,16 @@ class ConstantStore:
             buffer = Buffer(self._device, array.ctypes.data, nbytes, is_host_accessible=True, owner=array)
             tensor = Tensor.of(buffer, DType.UINT8, (nbytes,))
             self._packed.add(key)
-            if self._backend.allocator.places_weights:  # pages of a file lie where it was read first
-                self._tensors[key] = self._copied(tensor)
+            if self._backend.allocator.places_weights:  # the pages of a mapped file are on the node that read them first
+                self._tensors[key] = self._copy_to_weight_memory(tensor)
                 drop_mapped_pages(array)
             else:
                 self._tensors[key] = tensor
-                self._found.add(key)
+                self._from_cache.add(key)
         return missing
 
-    def _copied(self, mapped: Tensor) -> Tensor:
-        """Return a copy of a packed weight in memory for weights."""
+    def _copy_to_weight_memory(self, mapped: Tensor) -> Tensor:
+        """Return a copy of a packed weight in memory that the allocator places for weights."""
         copy = Tensor.of(self._backend.allocator.alloc_weight(mapped.nbytes), mapped.dtype, mapped.shape)
         self._backend.transfer.copy(copy, mapped)
         return copy
@@ -241,7 +248,7 @@ class ConstantStore:
         if self._backend.capabilities.is_host_accessible:
             return {}
         groups: dict[str, _Group] = {}
-        for sizes in _adjacent(plan, self._types, missing):
+        for sizes in _adjacent_groups(plan, self._types, missing):
             groups |= dict.fromkeys(sizes, _Group(sizes, self._backend))
         return groups
 
@@ -250,16 +257,16 @@ class ConstantStore:
         original = self._read(constant.parameter, format)
         if pack is not None:
             buffer = self._preallocated.pop(key, None)
-            packed = self._packed_tensor(pack, _packable(original, type.dtype, format), type, buffer, key, group)
+            packed = self._packed_tensor(pack, _pack_input(original, type.dtype, format), type, buffer, key, group)
             _drop_pages(original)
             return packed
-        array = _as_stored(original, type.dtype) if format is None else _dequantized(original, format)
+        array = _row_major(original, type.dtype) if format is None else _dequantized(original, format)
         source = Tensor.of_numpy(array, self._device)
         if format is not None:
             _drop_pages(original)
         if self._backend.capabilities.is_host_accessible:
             return source
-        destination = self._moved(source) if group is None else group.place(key, source)
+        destination = self._copy_to_device(source) if group is None else group.place(key, source)
         _drop_pages(original)
         return destination
 
@@ -272,7 +279,10 @@ class ConstantStore:
         key: str,
         group: _Group | None,
     ) -> Tensor:
-        """Pack a weight on the device, if it can, or on the host, in place or followed by a copy."""
+        """Return a weight packed by `pack`, which runs on the device if it can, else on the host.
+
+        `buffer` is preallocated memory for the packed weight, if there is any.
+        """
         nbytes = pack.nbytes(resolve(type.shape, {}), type.dtype)
         is_in_place = self._backend.capabilities.is_host_accessible
         if pack.pack_on_device is not None and not is_in_place and not isinstance(source, QuantizedWeight):
@@ -289,17 +299,20 @@ class ConstantStore:
         packed = Tensor.of(buffer, DType.UINT8, (nbytes,))
         if is_in_place:
             return packed
-        return self._moved(packed) if group is None else group.place(key, packed)
+        return self._copy_to_device(packed) if group is None else group.place(key, packed)
 
-    def _moved(self, source: Tensor) -> Tensor:
-        """Return a copy in device memory."""
+    def _copy_to_device(self, source: Tensor) -> Tensor:
+        """Return a copy in newly allocated device memory."""
         destination = Tensor.of(self._backend.allocator.alloc(source.nbytes), source.dtype, source.shape)
         self._backend.transfer.copy(destination, source)
         return destination
 
 
 class _Group:
-    """One allocation for several constants, made when the first of them is loaded; they share the buffer."""
+    """Several constants that are adjacent in one allocation, which is made when the first of them is loaded.
+
+    `sizes` are their bytes by key, in the order in memory.
+    """
 
     def __init__(self, sizes: Mapping[str, int], backend: Backend) -> None:
         ends = [*accumulate(sizes.values())]
@@ -309,13 +322,13 @@ class _Group:
         self._buffer: Buffer | None = None
 
     def reserve(self, key: str, dtype: DType, shape: tuple[int, ...]) -> Tensor:
-        """Return the place of a constant."""
+        """Return the tensor of a constant in the allocation, whose contents are not yet written."""
         if self._buffer is None:
             self._buffer = self._backend.allocator.alloc(self._nbytes)
         return Tensor.of(self._buffer, dtype, shape, self._offsets[key])
 
     def place(self, key: str, source: Tensor) -> Tensor:
-        """Copy a constant to its place."""
+        """Copy a constant into the allocation; return the copy."""
         destination = self.reserve(key, source.dtype, source.shape)
         self._backend.transfer.copy(destination, source)
         return destination
@@ -327,16 +340,16 @@ def constant_bytes(plan: Plan, types: Mapping[str, TensorType]) -> int:
 
 
 def allocation_sizes(plans: Sequence[Plan], types: Mapping[str, TensorType], shared: Collection[str] = ()) -> list[int]:
-    """Return the sizes of the allocations for plans that are loaded in turn, on a device with memory of its own.
+    """Return the sizes in bytes of the allocations for plans that one store loads in this order.
 
-    The constants of `shared` parameters are another store's.
+    The device has memory of its own. The constants of `shared` parameters belong to another store, and are left out.
     """
     loaded = {key for plan in plans for key, constant in plan.constants.items() if constant.parameter in shared}
     allocations: list[int] = []
     for plan in plans:
         sizes = {key: nbytes for key, nbytes in constant_sizes(plan, types).items() if key not in loaded}
         loaded |= sizes.keys()
-        for group in _adjacent(plan, types, set(sizes)):
+        for group in _adjacent_groups(plan, types, set(sizes)):
             allocations.append(sum(sizes.pop(key) for key in group))
         allocations += sizes.values()
     return allocations
@@ -355,8 +368,8 @@ def constant_sizes(plan: Plan, types: Mapping[str, TensorType]) -> dict[str, int
     return sizes
 
 
-def _adjacent(plan: Plan, types: Mapping[str, TensorType], missing: Collection[str]) -> list[dict[str, int]]:
-    """Return the bytes of missing constants that share an allocation, by key, in their order in memory."""
+def _adjacent_groups(plan: Plan, types: Mapping[str, TensorType], missing: Collection[str]) -> list[dict[str, int]]:
+    """Return groups of missing constants that share an allocation: their bytes by key, in their order in memory."""
     groups: list[dict[str, int]] = []
     grouped: set[str] = set()
     all_sizes, packs = constant_sizes(plan, types), plan.packs()
@@ -378,25 +391,28 @@ def _adjacent(plan: Plan, types: Mapping[str, TensorType], missing: Collection[s
     return groups
 
 
-def _packable(source: Array | QuantizedWeight, dtype: DType, format: WeightFormat | None) -> Array | QuantizedWeight:
-    """Return what a pack takes (see `dispatch.kernel.Pack`): values are not rounded before they are quantised."""
+def _pack_input(source: Array | QuantizedWeight, dtype: DType, format: WeightFormat | None) -> Array | QuantizedWeight:
+    """Return a weight as a pack takes it (see `dispatch.kernel.Pack`).
+
+    A pack that quantises takes the values in the checkpoint's float dtype, not rounded to `dtype`.
+    """
     if format is None:
-        return _as_stored(source, dtype)
+        return _row_major(source, dtype)
     if isinstance(source, QuantizedWeight):
         return _in_format(source, format)
     stored_dtype = DType.of_numpy(source.dtype)
-    return _as_stored(source, stored_dtype if stored_dtype in _QUANTIZABLE else DType.FLOAT32)
+    return _row_major(source, stored_dtype if stored_dtype in _QUANTIZABLE else DType.FLOAT32)
 
 
 def _in_format(source: QuantizedWeight, format: WeightFormat) -> Array | QuantizedWeight:
-    """Return the weight in a format where its codes can be reused; else its values."""
+    """Return the weight in a format, if its integer codes can be reused there; else its values as floats."""
     if not has_codes_of(source.format, format):
         return source.format.dequantize(source)
     return source if source.format == format else without_super_blocks(source)
 
 
 def has_codes_of(stored: WeightFormat, format: WeightFormat) -> bool:
-    """Whether the codes of a weight that is stored in one format are those of another one."""
+    """Whether a weight that is stored in one format has the same integer codes in another format."""
     return stored == format or (bool(stored.super_block_size) and one_level_format(stored) == format)
 
 
@@ -404,7 +420,7 @@ _QUANTIZABLE = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 
 
 def _dequantized(source: Array | QuantizedWeight, format: WeightFormat) -> Array:
-    """Return the float32 values of a weight in a format, for kernels that have no pack for it."""
+    """Return a weight as float32, rounded to what `format` can represent, for kernels that have no pack for it."""
     from aethermind.ops.quantization import fake_quantize
 
     if not isinstance(source, QuantizedWeight):
@@ -413,21 +429,22 @@ def _dequantized(source: Array | QuantizedWeight, format: WeightFormat) -> Array
     return values if source.format == format else fake_quantize(format, values)
 
 
-def _as_stored(source: Array | QuantizedWeight, wanted: DType) -> Array:
-    """Return the array where it is row-major, aligned and of the wanted dtype; else a copy that is."""
+def _row_major(source: Array | QuantizedWeight, dtype: DType) -> Array:
+    """Return the array itself if it is row-major, aligned and of this dtype; else a copy that is."""
     import numpy as np
 
     if isinstance(source, QuantizedWeight):
-        return source.format.dequantize(source, wanted.numpy)
+        return source.format.dequantize(source, dtype.numpy)
     try:
         with np.errstate(over="raise"):
-            return np.require(source, wanted.numpy, ["C_CONTIGUOUS", "ALIGNED"])
+            return np.require(source, dtype.numpy, ["C_CONTIGUOUS", "ALIGNED"])
     except FloatingPointError:
-        raise InvalidArgumentError(f"It has values beyond {wanted}; pass bfloat16 or float32 as dtype.") from None
+        raise InvalidArgumentError(f"It has values beyond {dtype}; pass bfloat16 or float32 as dtype.") from None
 
 
 def _drop_pages(source: Array | QuantizedWeight) -> None:
-    parts = (source.codes, source.scales, source.zeros) if isinstance(source, QuantizedWeight) else (source,)
-    for part in parts:
-        if part is not None:
-            drop_mapped_pages(part)
+    """Release the pages of the mapped file that a weight was read from."""
+    arrays = (source.codes, source.scales, source.zeros) if isinstance(source, QuantizedWeight) else (source,)
+    for array in arrays:
+        if array is not None:
+            drop_mapped_pages(array)

@@ -1,4 +1,7 @@
-"""Execution of plans: memory allocation, input upload, the executables, and capture of intermediate values."""
+"""Execution of plans: memory allocation, input upload, the executables, and capture of intermediate values.
+
+A step of a plan is one kernel call. `symbols` are the sizes of a run's symbolic dims, in the order of `plan.symbols`.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,8 @@ __all__ = [
 ]
 
 MemoryMap = Mapping[tuple[Place, str], int]
-"""Device addresses by (place, name): the arena is `(ARENA, "")`; inputs, states and constants have their names. They do
-not change between runs.
+"""Device addresses by (place, name), the same in all runs. The key of the arena is `(ARENA, "")`; those of inputs,
+states and constants have their names.
 
 If a backend packs all inputs into one buffer (`packs_inputs`), `(INPUT, "")` is its address: see `addresses_in_run`.
 """
@@ -56,12 +59,13 @@ class DeviceInput(NamedTuple):
 
 
 class _FlatOutput(NamedTuple):
-    """An output in host memory: a flat array of the maximum size; a run writes its first elements."""
+    """An output in host memory: a one-dimensional array of the maximum size; a run writes its first elements."""
 
     array: Array
     dims: tuple[tuple[int | None, int], ...]
-    """Each dim is (index into `plan.symbols`, offset): the symbol's value plus the offset; without a symbol (None), the
-    offset alone.
+    """Each dim of the output as (index into `symbols`, offset), whose size is `symbols[index] + offset`.
+
+    A dim with a fixed size has no index (None); its size is the offset.
     """
 
 
@@ -70,7 +74,7 @@ class Executable(Protocol):
 
     @property
     def num_native_breaks(self) -> int:
-        """The number of Python kernels that interrupt runs of native kernels."""
+        """The number of Python kernels, each of which interrupts the native execution of the plan."""
 
     def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
         """Enqueue all steps; `symbols` are in the order of `plan.symbols`."""
@@ -81,10 +85,10 @@ class Executable(Protocol):
 
 @runtime_checkable
 class TimedExecutable(Executable, Protocol):
-    """An executable that reads a clock between its steps, which is cheaper than events on a stream."""
+    """An executable that measures each step with a clock of its own, which costs less than events on a stream."""
 
     def run_timed(self, symbols: tuple[int, ...], stream: Stream) -> list[float]:
-        """Run all steps, wait for the end, and return the seconds of each."""
+        """Run all steps, wait until they have finished, and return the seconds of each."""
 
 
 class StepLoop:
@@ -103,7 +107,7 @@ class StepLoop:
                 )
         self._plan = plan
         self._memory = memory
-        self._names = tuple(plan.symbols)
+        self._symbol_names = tuple(plan.symbols)
 
     @property
     def num_native_breaks(self) -> int:
@@ -117,7 +121,7 @@ class StepLoop:
     def run_steps(self, symbols: tuple[int, ...], begin: int, end: int, stream: Stream) -> None:
         """Run `steps[begin:end]`."""
         stream.synchronize()
-        sizes = dict(zip(self._names, symbols, strict=True))
+        sizes = dict(zip(self._symbol_names, symbols, strict=True))
         address = addresses_in_run(self._plan, self._memory, sizes)
         for step in self._plan.steps[begin:end]:
             self._run_step(step, lambda operand: array_at(address(operand), operand, sizes))
@@ -156,9 +160,9 @@ def array_at(address: int, operand: Operand, sizes: Mapping[str, int]) -> Array:
 class PlanExecutor:
     """Runs one plan: it owns the arena and the inputs, and shares states and constants with other executors.
 
-    `host_inputs` are flat arrays of the maximum sizes; write a run's inputs to their first elements. If the host
-    cannot access the device's memory, `run` copies them. With `ranges`, each step is a range of the profiler, named by
-    its operator and its first value, such as `linear layers.0.mlp.down`.
+    `host_inputs` are one-dimensional arrays of the maximum sizes; write a run's inputs to their first elements. If the
+    host cannot access the device's memory, `run` copies them. With `ranges`, each step is a range of the profiler,
+    named by its operator and its first output, such as `linear layers.0.mlp.down`.
     """
 
     def __init__(
@@ -229,43 +233,47 @@ class PlanExecutor:
     def run_with_late_input(
         self, symbols: tuple[int, ...], name: str, fill: Callable[[], None], device_inputs: Sequence[DeviceInput] = ()
     ) -> None:
-        """Enqueue a run, calling `fill()` to write the input `name` while the device runs the steps before its use.
+        """Enqueue a run, and call `fill()`, which writes the input `name`, while the device runs steps before its use.
 
-        If the host can access device memory, `fill` runs first: it would compete with worker threads for CPU cores, and
-        a worker that is preempted delays all others at the next barrier.
+        If the host can access device memory, `fill` runs before the run: it would compete with worker threads for CPU
+        cores, and a worker that is preempted delays all others at the next barrier.
         """
         if self._is_host_accessible:
             fill()
             self.run(symbols, device_inputs)
             return
-        first = self._first_use(name)
+        first_use = self._first_use(name)
         self._inputs.upload(symbols, self._stream, late=name)
         self._copy_device_inputs(device_inputs, symbols)
-        self._run_steps(symbols, 0, first)
+        self._run_steps(symbols, 0, first_use)
         try:
             fill()
         finally:
             self._inputs.upload_late(name, symbols, self._stream)
-            self._run_steps(symbols, first, len(self.plan.steps))
+            self._run_steps(symbols, first_use, len(self.plan.steps))
 
     def synchronize(self) -> None:
         """Wait until everything enqueued has finished."""
         self._stream.synchronize()
 
     def run_capturing(self, symbols: tuple[int, ...], hook: CaptureHook, names: Container[str] | None = None) -> None:
-        """Run, and call `hook(name, array)` for values as they are computed: those in `names`, or all.
+        """Run the plan, and call `hook(name, array)` for each value in `names` (None: all) when it has been computed.
 
-        The array is read-only and valid during the call only. Views, which no step computes, are not passed.
+        The array is read-only and valid during the call only. The hook is not called for views, which no step computes.
         """
         self._inputs.upload(symbols, self._stream)
         begin = 0
         for end, step in enumerate(self.plan.steps, start=1):
-            wanted = [pair for pair in zip(step.names, step.outputs, strict=True) if names is None or pair[0] in names]
-            if not wanted:
+            captured = [
+                (name, operand)
+                for name, operand in zip(step.names, step.outputs, strict=True)
+                if names is None or name in names
+            ]
+            if not captured:
                 continue
             self._run_steps(symbols, begin, end)
             self.synchronize()
-            for name, operand in wanted:
+            for name, operand in captured:
                 array = self._fetch(operand, symbols)
                 array.flags.writeable = False  # it may be a view of the KV cache
                 hook(name, array)
@@ -275,23 +283,24 @@ class PlanExecutor:
     def run_reading(
         self, symbols: tuple[int, ...], read: Callable[[int, Array], None], inputs: Mapping[int, int]
     ) -> None:
-        """Run, and before each step whose number is in `inputs` call `read(number, array)` with that one of its inputs.
+        """Run the plan, and call `read(position, array)` with an input of some steps before each of them runs.
 
-        The array is valid during the call only.
+        `inputs` maps the position of such a step in the plan to the index of the input. The array is valid during the
+        call only.
         """
         self._inputs.upload(symbols, self._stream)
         begin = 0
-        for number, index in sorted(inputs.items()):
-            operand = self.plan.steps[number].inputs[index]
-            assert operand is not None, "an input that is read is given"
-            self._run_steps(symbols, begin, number)
+        for position, index in sorted(inputs.items()):
+            operand = self.plan.steps[position].inputs[index]
+            assert operand is not None, "an absent input cannot be read"
+            self._run_steps(symbols, begin, position)
             self.synchronize()
-            read(number, self._fetch(operand, symbols))
-            begin = number
+            read(position, self._fetch(operand, symbols))
+            begin = position
         self._run_steps(symbols, begin, len(self.plan.steps))
 
     def run_timed(self, symbols: tuple[int, ...]) -> list[float]:
-        """Run, wait, and return the seconds of each step, measured by events or by the executable."""
+        """Run the plan, wait, and return the seconds of each step, measured by events or by the executable."""
         self._inputs.upload(symbols, self._stream)
         if isinstance(self.executable, TimedExecutable):
             with self._busy_tracker:
@@ -309,11 +318,11 @@ class PlanExecutor:
 
         In host-accessible memory it is a view that the next run overwrites.
         """
-        found = self._host_outputs.get(name)
-        if found is None:
+        flat_output = self._host_outputs.get(name)
+        if flat_output is None:
             return self._fetch(self.plan.outputs[name], symbols)
-        array, dims = found
-        shape = [offset if symbol is None else symbols[symbol] + offset for symbol, offset in dims]
+        array, dims = flat_output
+        shape = [offset if index is None else symbols[index] + offset for index, offset in dims]
         return array[: prod(shape)].reshape(shape)
 
     def output_tensor(self, name: str, symbols: tuple[int, ...]) -> Tensor:
@@ -328,8 +337,8 @@ class PlanExecutor:
 
         Outputs that are inputs of the plan are excluded: their addresses depend on the run.
         """
-        index = {name: position for position, name in enumerate(self.plan.symbols)}
-        found = {}
+        symbol_index = {name: index for index, name in enumerate(self.plan.symbols)}
+        flat_outputs = {}
         for name, operand in self.plan.outputs.items():
             if operand.place is Place.INPUT:
                 continue
@@ -337,10 +346,10 @@ class PlanExecutor:
             count = num_elements(operand.shape_for(self.plan.symbols))
             flat = Tensor.of(owner.buffer, operand.dtype, (count,), owner.offset_bytes + operand.offset_bytes)
             dims: list[tuple[int | None, int]] = [
-                (None, dim) if isinstance(dim, int) else (index[dim.symbol], dim.offset) for dim in operand.shape
+                (None, dim) if isinstance(dim, int) else (symbol_index[dim.symbol], dim.offset) for dim in operand.shape
             ]
-            found[name] = _FlatOutput(flat.numpy(), tuple(dims))
-        return found
+            flat_outputs[name] = _FlatOutput(flat.numpy(), tuple(dims))
+        return flat_outputs
 
     def _run_steps(self, symbols: tuple[int, ...], begin: int, end: int) -> None:
         with self._busy_tracker:
@@ -350,11 +359,11 @@ class PlanExecutor:
             for position, step in enumerate(self.plan.steps[begin:end], start=begin):
                 with self._ranges(f"{step.kernel.operator} {step.source}", self._stream):
                     self.executable.run_steps(symbols, position, position + 1, self._stream)
-                    if self._is_host_accessible:  # the host's cores compute: the range ends with the work
+                    if self._is_host_accessible:  # the host's cores compute, so the range should end with their work
                         self._stream.synchronize()
 
     def _is_one_launch(self, symbols: tuple[int, ...]) -> bool:
-        """Whether the device replays the captured graph of this run, inside of which the host opens no ranges."""
+        """Whether the device replays a captured graph of this run, so that the host cannot open ranges for steps."""
         sizes = dict(zip(self.plan.symbols, symbols, strict=True))
         return self._backend.capabilities.supports_graph_capture and is_decode_size(sizes, self.plan.symbols)
 
@@ -372,6 +381,7 @@ class PlanExecutor:
         return Tensor.of(owner.buffer, operand.dtype, shape, owner.offset_bytes + operand.offset_bytes)
 
     def _fetch(self, operand: Operand, symbols: tuple[int, ...]) -> Array:
+        """Return an operand as a host array: a view where the host can access its memory, else a copy."""
         source = self._tensor(operand, symbols)
         if self._is_host_accessible:
             return source.numpy()
@@ -382,10 +392,10 @@ class PlanExecutor:
 
     def _first_use(self, name: str) -> int:
         """Return the index of the first step that reads the input; the number of steps if none does."""
-        used = (
+        uses = (
             position
             for position, step in enumerate(self.plan.steps)
             for operand in step.inputs
             if operand is not None and operand.place is Place.INPUT and operand.name == name
         )
-        return next(used, len(self.plan.steps))
+        return next(uses, len(self.plan.steps))

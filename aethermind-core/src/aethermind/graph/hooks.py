@@ -27,11 +27,11 @@ _LAYER_NUMBER = re.compile(r"\.\d+\.")
 
 @dataclass(frozen=True, slots=True)
 class ValueInfo:
-    """The origin of a value.
+    """The origin of a value: the operator and the kernel that computed it, and the step of the engine.
 
     `layer` is None for values outside the decoder layers. `phase` is prefill, decode or mixed, `num_tokens` the number
     of tokens of the step, `step` the number of earlier steps that ran with hooks. With `is_state` the array is a whole
-    KV cache, [blocks, kv heads, block size, head dim], to which the step has written.
+    state to which the kernel has written, such as a KV cache, [blocks, kv heads, block size, head dim].
     """
 
     operator: str
@@ -72,7 +72,7 @@ class HookHandle:
 
 
 class HookRegistry:
-    """The hooks of one model. `value_names(fuse)` are the names of values, with fusion or without. Mutable.
+    """The hooks of one model. `value_names(fuse)` returns the names of its values, with fusion or without. Mutable.
 
     `is_active` says whether any hook is registered, `fuse` whether all hooks accept fused operators.
     """
@@ -88,9 +88,9 @@ class HookRegistry:
         """Call `hook(name, array, info)` for every value whose name matches a pattern of `fnmatch` (`*`, `?`, `[…]`).
 
         With `fuse=False` the model runs without fused operators while the hook is registered, so that the values inside
-        of them exist; weights that were loaded in other layouts for this remain in memory. An exception in the hook
-        aborts the step and propagates to its caller; the model remains usable. InvalidArgumentError when no value has
-        such a name.
+        of them exist. For this, weights are loaded in other layouts as well, which remain in memory. An exception in
+        the hook aborts the step and propagates to its caller; the model remains usable. InvalidArgumentError when no
+        value has such a name.
         """
         self._check(pattern, hook, fuse)
         registration = _Registration(pattern, hook, fuse)
@@ -99,21 +99,21 @@ class HookRegistry:
         return HookHandle(lambda: self._remove(registration))
 
     def run(self, executor: PlanExecutor, symbols: tuple[int, ...], phase: str, num_tokens: int) -> None:
-        """Run a plan once and call the hooks."""
+        """Run a plan once and call the hooks. `symbols` are the sizes of symbolic dims in the order of `plan.symbols`."""
         plan = executor.plan
-        wanted = {
+        hooks_by_name = {
             name: [registration.hook for registration in self._registrations if fnmatchcase(name, registration.pattern)]
             for step in plan.steps
             for name in step.names
         }
-        infos = _infos(plan, phase, self._num_steps, num_tokens)
+        infos = _value_infos(plan, phase, self._num_steps, num_tokens)
         self._num_steps += 1
 
-        def call(name: str, array: Any) -> None:
-            for hook in wanted[name]:
+        def call_hooks(name: str, array: Any) -> None:
+            for hook in hooks_by_name[name]:
                 hook(name, array, infos[name])
 
-        executor.run_capturing(symbols, call, {name for name, hooks in wanted.items() if hooks})
+        executor.run_capturing(symbols, call_hooks, {name for name, hooks in hooks_by_name.items() if hooks})
 
     def _remove(self, registration: _Registration) -> None:
         if registration in self._registrations:
@@ -136,12 +136,13 @@ class HookRegistry:
             )
         from difflib import get_close_matches
 
-        kinds = list(dict.fromkeys(_LAYER_NUMBER.sub(".*.", name) for name in names))
-        near = get_close_matches(_LAYER_NUMBER.sub(".*.", pattern), kinds, n=3, cutoff=0.3) or kinds[:3]
-        raise InvalidArgumentError(f"No value matches {pattern!r}. Did you mean {' or '.join(map(repr, near))}?")
+        patterns = list(dict.fromkeys(_LAYER_NUMBER.sub(".*.", name) for name in names))
+        close = get_close_matches(_LAYER_NUMBER.sub(".*.", pattern), patterns, n=3, cutoff=0.3) or patterns[:3]
+        raise InvalidArgumentError(f"No value matches {pattern!r}. Did you mean {' or '.join(map(repr, close))}?")
 
 
-def _infos(plan: Plan, phase: str, step_number: int, num_tokens: int) -> dict[str, ValueInfo]:
+def _value_infos(plan: Plan, phase: str, step_number: int, num_tokens: int) -> dict[str, ValueInfo]:
+    """Return the origin of each value that a step of the plan computes, by name."""
     return {
         name: ValueInfo(
             step.kernel.operator,

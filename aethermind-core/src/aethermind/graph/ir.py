@@ -47,7 +47,7 @@ class Value:
 
     @property
     def shape(self) -> Shape:
-        """The dims, of which some may be symbols."""
+        """The dims: integers, or `SymDim` where the length differs between runs."""
         return self.type.shape
 
     def __str__(self) -> str:
@@ -56,7 +56,10 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One application of an operator. Absent inputs are None; attributes are complete and in schema order."""
+    """One application of an operator.
+
+    An absent optional input is None. `attributes` has every attribute of the schema, defaults included, in its order.
+    """
 
     operator: str
     inputs: tuple[Value | None, ...]
@@ -64,14 +67,14 @@ class Node:
     attributes: Mapping[str, Attribute]
 
     def substitute(self, new: Callable[[Value], Value]) -> Node:
-        """Return the node with every value replaced by `new(value)`."""
+        """Return the node with every input and output replaced by `new(value)`."""
         inputs = tuple(None if value is None else new(value) for value in self.inputs)
         return replace(self, inputs=inputs, outputs=tuple(new(value) for value in self.outputs))
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes in topological order; `outputs` maps public names to values."""
+    """A model, or a part of it: nodes in topological order. `outputs` maps the names of outputs to values."""
 
     name: str
     inputs: tuple[Value, ...]
@@ -90,9 +93,9 @@ class Graph:
             yield from node.outputs
 
     def symbols(self) -> tuple[str, ...]:
-        """Return the symbols in the shapes of the inputs, sorted."""
-        found = {dim.symbol for value in self.inputs for dim in value.type.shape if not isinstance(dim, int)}
-        return tuple(sorted(found))
+        """Return the names of the symbolic dims of the inputs, sorted (see `ops.dims`)."""
+        names = {dim.symbol for value in self.inputs for dim in value.type.shape if not isinstance(dim, int)}
+        return tuple(sorted(names))
 
 
 def without_unused_nodes(graph: Graph) -> Graph:
@@ -143,26 +146,26 @@ def parse_graph(text: str) -> Graph:
     if header is None or lines[-1] != "}":
         raise InvalidArgumentError("A graph's text starts with 'graph NAME {' and ends with '}'.")
     values: dict[str, Value] = {}
-    given: dict[ValueKind, list[Value]] = {kind: [] for kind in ValueKind}
+    declared: dict[ValueKind, list[Value]] = {kind: [] for kind in ValueKind}
     nodes: list[Node] = []
     outputs: dict[str, Value] = {}
     for number, line in enumerate(lines[1:-1], start=2):
         try:
-            if found := _DECLARATION.match(line):
-                kind, name, dtype, shape = found.groups()
+            if match := _DECLARATION.match(line):
+                kind, name, dtype, shape = match.groups()
                 value = Value(name, _parse_type(dtype, shape), ValueKind(kind))
-                given[value.kind].append(_define(value, values))
-            elif found := _OUTPUT.match(line):
-                outputs[found[1]] = values[found[2]]
+                declared[value.kind].append(_define(value, values))
+            elif match := _OUTPUT.match(line):
+                outputs[match[1]] = values[match[2]]
             else:
                 nodes.append(_parse_node(line, values))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidArgumentError(f"Line {number} of the graph cannot be read: {line!r} ({error}).") from None
     return Graph(
         header[1],
-        tuple(given[ValueKind.INPUT]),
-        tuple(given[ValueKind.PARAMETER]),
-        tuple(given[ValueKind.STATE]),
+        tuple(declared[ValueKind.INPUT]),
+        tuple(declared[ValueKind.PARAMETER]),
+        tuple(declared[ValueKind.STATE]),
         tuple(nodes),
         outputs,
     )

@@ -1,7 +1,7 @@
-"""LoRA in graphs: an `add_low_rank` behind each product with a weight that adapters change.
+"""LoRA in graphs: a pass that inserts an `add_low_rank` after each `linear` whose weight has adapters.
 
-Models are written without it. Fused operators that contain such a product are decomposed as far as necessary; all
-others remain fused.
+Architectures write graphs without LoRA. Fused operators that contain such a `linear` are decomposed as far as
+necessary; all others remain fused.
 """
 
 from __future__ import annotations
@@ -10,30 +10,32 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aethermind.errors import ConfigError
-from aethermind.graph.builder import UniqueNames
-from aethermind.graph.decomposition import decompose
+from aethermind.graph.builder import UniqueNames, decompose
 from aethermind.graph.ir import Graph, Node, Value, ValueKind
 from aethermind.hal.dtype import DType
 from aethermind.ops.dims import SymDim
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.schema import TensorType
 
-__all__ = ["ADAPTERS", "ROW_ADAPTERS", "adaptable_weights", "part_names", "with_adapters"]
+__all__ = ["ADAPTERS", "ROW_ADAPTERS", "adaptable_weights", "lora_parameter_names", "with_adapters"]
 
 ADAPTERS = "adapters"
-"""The input with the adapter of each token: i32[T], negative for none."""
+"""Name of the input with the number of each token's adapter: int32 [T], negative for none."""
 
 ROW_ADAPTERS = "row_adapters"
-"""The same for the rows that need logits, i32[R]: what follows the last layer's attention is computed for these only.
+"""Name of the input with the number of the adapter of each row that needs logits: int32 [R], negative for none.
+
+The operators after the last layer's attention compute these rows only.
 """
 
 _INPUTS = {SymDim("T"): ADAPTERS, SymDim("R"): ROW_ADAPTERS}
+"""The input with adapter numbers, by the number of rows of a `linear`."""
 
 _LINEAR = "linear"
 
 
-def part_names(weight: str) -> tuple[str, str, str]:
-    """Return the names of the parameters of all adapters of a weight [N, K] (see `ops.catalog.lora`).
+def lora_parameter_names(weight: str) -> tuple[str, str, str]:
+    """Return the names of the parameters with all adapters of a weight [N, K] (see `add_low_rank`).
 
     They are `down` [L, K] and `up` [L, N] in the model's dtype, with the ranks of all adapters concatenated (L is their
     sum), and `cu_ranks` int32 [A + 1], the offsets of each of A adapters.
@@ -45,29 +47,32 @@ def adaptable_weights(graph: Graph, operators: OperatorRegistry) -> dict[str, Te
     """Return the weights of a graph that may have adapters: those of `linear`, alone or inside a fused operator."""
     names = UniqueNames({value.name for value in graph.values()})
     nodes = list(graph.nodes)
-    found: dict[str, TensorType] = {}
+    types: dict[str, TensorType] = {}
     while nodes:
         node = nodes.pop(0)
         if node.operator == _LINEAR:
             weight = _weight(node)
             if weight is not None:
-                found[weight.name] = weight.type
+                types[weight.name] = weight.type
         elif operators[node.operator].weight_inputs and operators[node.operator].decompose is not None:
             nodes = [*decompose(node, operators, names), *nodes]
-    return found
+    return types
 
 
 def with_adapters(graph: Graph, operators: OperatorRegistry, ranks: Mapping[str, int], num_adapters: int) -> Graph:
-    """Return the graph with an `add_low_rank` behind each product with one of the weights in `ranks`.
+    """Return the graph with an `add_low_rank` after each `linear` with one of the weights in `ranks`.
 
-    `ranks` are, by weight, the total ranks of all adapters. The inputs `ADAPTERS` and `ROW_ADAPTERS` are added where
-    they are read. Values keep their names: the sum has that of the product, which is now `<name>/linear`. ConfigError
-    where the rows of a product are not tokens, or an operator that reads such a weight has no decomposition.
+    `ranks` maps a weight to the sum of its adapters' ranks. The inputs `ADAPTERS` and `ROW_ADAPTERS` are added if an
+    `add_low_rank` reads them. The output of `add_low_rank` has the name that the output of `linear` had, which is now
+    `<name>/linear`. ConfigError if the rows of a `linear` are not tokens, or an operator that reads such a weight has
+    no decomposition.
     """
     return _LoraPass(graph, operators, ranks, num_adapters).run()
 
 
 class _LoraPass:
+    """The state of `with_adapters`."""
+
     def __init__(self, graph: Graph, operators: OperatorRegistry, ranks: Mapping[str, int], num_adapters: int) -> None:
         self._graph = graph
         self._operators = operators
@@ -78,7 +83,7 @@ class _LoraPass:
         self._parameters: dict[str, Value] = {}
 
     def run(self) -> Graph:
-        nodes = [part for node in self._graph.nodes for part in self._adapted(node)]
+        nodes = [adapted for node in self._graph.nodes for adapted in self._adapted(node)]
         return replace(
             self._graph,
             inputs=(*self._graph.inputs, *self._inputs.values()),
@@ -87,52 +92,54 @@ class _LoraPass:
         )
 
     def _adapted(self, node: Node) -> list[Node]:
-        """Return the nodes that compute what `node` does, with the contribution of adapters."""
+        """Return the nodes that replace `node` and add the contribution of adapters."""
         operator = self._operators[node.operator]
-        read = [
+        weights = [
             value
             for spec, value in zip(operator.schema.inputs, node.inputs, strict=True)
             if value is not None and spec.name in operator.weight_inputs and value.name in self._ranks
         ]
-        if not read:
+        if not weights:
             return [node]
         if node.operator == _LINEAR:
-            return self._product(node, read[0])
+            return self._with_low_rank(node, weights[0])
         if operator.decompose is None:
             raise ConfigError(
-                f"{read[0].name} is read by {node.operator}, which an adapter cannot be added to; adapters change "
+                f"{weights[0].name} is read by {node.operator}, which an adapter cannot be added to; adapters change "
                 "the weights of linear projections only."
             )
-        return [part for inner in decompose(node, self._operators, self._names) for part in self._adapted(inner)]
+        return [adapted for inner in decompose(node, self._operators, self._names) for adapted in self._adapted(inner)]
 
-    def _product(self, node: Node, weight: Value) -> list[Node]:
-        x, (result,) = node.inputs[0], node.outputs
+    def _with_low_rank(self, node: Node, weight: Value) -> list[Node]:
+        """Return a `linear` and the `add_low_rank` that adds the contribution of adapters to its output."""
+        x, (output,) = node.inputs[0], node.outputs
         assert x is not None
-        (name,) = self._names.unique([f"{result.name}/{_LINEAR}"])
-        bare = replace(result, name=name)
-        inputs = (bare, x, *self._parts(weight), self._adapters_of(result))
-        return [replace(node, outputs=(bare,)), Node("add_low_rank", inputs, (result,), {})]
+        (name,) = self._names.unique([f"{output.name}/{_LINEAR}"])
+        base_output = replace(output, name=name)
+        inputs = (base_output, x, *self._lora_parameters(weight), self._adapter_numbers(output))
+        return [replace(node, outputs=(base_output,)), Node("add_low_rank", inputs, (output,), {})]
 
-    def _adapters_of(self, result: Value) -> Value:
-        """Return the input with the adapter of each row of a product."""
-        rows = result.type.shape[0]
+    def _adapter_numbers(self, output: Value) -> Value:
+        """Return the input with the number of the adapter of each row of a `linear`'s output."""
+        rows = output.type.shape[0]
         name = _INPUTS.get(rows) if isinstance(rows, SymDim) else None
         if name is None:
-            raise ConfigError(f"{result.name} has {rows} rows, which are no tokens, so adapters cannot be added to it.")
+            raise ConfigError(f"{output.name} has {rows} rows, which are no tokens, so adapters cannot be added to it.")
         if name not in self._inputs:
             self._names.claim(name)
             self._inputs[name] = Value(name, TensorType(DType.INT32, (rows,)), ValueKind.INPUT)
         return self._inputs[name]
 
-    def _parts(self, weight: Value) -> tuple[Value, ...]:
+    def _lora_parameters(self, weight: Value) -> tuple[Value, ...]:
+        """Return the parameters `down`, `up` and `cu_ranks` of a weight (see `lora_parameter_names`)."""
         num_outputs, num_inputs = weight.type.shape
-        total, dtype = self._ranks[weight.name], weight.type.dtype
+        sum_of_ranks, dtype = self._ranks[weight.name], weight.type.dtype
         types = (
-            TensorType(dtype, (total, num_inputs)),
-            TensorType(dtype, (total, num_outputs)),
+            TensorType(dtype, (sum_of_ranks, num_inputs)),
+            TensorType(dtype, (sum_of_ranks, num_outputs)),
             TensorType(DType.INT32, (self._num_adapters + 1,)),
         )
-        return tuple(map(self._parameter, part_names(weight.name), types))
+        return tuple(map(self._parameter, lora_parameter_names(weight.name), types))
 
     def _parameter(self, name: str, type: TensorType) -> Value:
         if name not in self._parameters:
@@ -142,6 +149,6 @@ class _LoraPass:
 
 
 def _weight(node: Node) -> Value | None:
-    """Return the parameter that a product reads as its weight, if it does."""
+    """Return the weight of a `linear` if it is a parameter, else None."""
     weight = node.inputs[1]
     return weight if weight is not None and weight.kind is ValueKind.PARAMETER else None

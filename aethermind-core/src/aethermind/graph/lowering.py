@@ -13,8 +13,7 @@ from itertools import chain
 from aethermind.dispatch.dispatcher import Dispatcher, Fallback, Resolution
 from aethermind.dispatch.kernel import Signature
 from aethermind.errors import KernelNotFoundError, OperatorError
-from aethermind.graph.builder import UniqueNames
-from aethermind.graph.decomposition import decompose
+from aethermind.graph.builder import UniqueNames, decompose
 from aethermind.graph.ir import Graph, Node, ValueKind
 from aethermind.ops.operator import Operator, OperatorRegistry
 from aethermind.ops.weight_format import DENSE, WeightFormat
@@ -50,7 +49,9 @@ def lower(
     row_formats: Mapping[str, WeightFormat] | None = None,
     packed: Mapping[str, str] | None = None,
 ) -> Lowered:
-    """Choose kernels, and decompose operators without one. Raises KernelNotFoundError for all that remain without.
+    """Choose a kernel for each node, and decompose nodes whose operator has none.
+
+    KernelNotFoundError names all operators that have neither a kernel nor a decomposition.
 
     `weight_formats` maps parameter names to formats; a fused operator whose weights have different formats is
     decomposed, because no kernel reads several formats.
@@ -59,8 +60,8 @@ def lower(
     the parameter is packed for another operator, so a tied embedding is in memory once. `row_formats` maps parameters
     to the formats in which rows may be read, `packed` to the layouts into which they are packed outside this graph.
 
-    With `fuse=False` every operator that has a decomposition is decomposed if its parts can be computed, so that all
-    intermediate values exist.
+    With `fuse=False` every operator that has a decomposition is decomposed if kernels can compute the result, so that
+    all intermediate values exist.
     """
     names = UniqueNames({value.name for value in graph.values()})
     lowering = _Lowering(
@@ -74,13 +75,16 @@ def lower(
         row_formats or {},
         packed or {},
     )
-    parts = [None if _gathered_params(node, operators[node.operator]) else lowering.lower(node) for node in graph.nodes]
-    layouts = _packed_layouts(chain.from_iterable(filter(None, parts)), operators)
+    # Nodes that gather rows are lowered in a second pass, when the layouts of all packed parameters are known.
+    first_pass = [
+        None if _gathered_params(node, operators[node.operator]) else lowering.lower(node) for node in graph.nodes
+    ]
+    layouts = _packed_layouts(chain.from_iterable(filter(None, first_pass)), operators)
     second_pass = replace(lowering, packed={**lowering.packed, **layouts})
     lowered = [
         pair
-        for node, part in zip(graph.nodes, parts, strict=True)
-        for pair in (second_pass.lower(node) if part is None else part)
+        for node, pairs in zip(graph.nodes, first_pass, strict=True)
+        for pair in (second_pass.lower(node) if pairs is None else pairs)
     ]
     if missing := [resolution for _, resolution in lowered if resolution is not None and resolution.chosen is None]:
         raise KernelNotFoundError(_missing_kernels_message(missing))
@@ -110,6 +114,8 @@ def _packed_layouts(lowered: Iterable[tuple[Node, Resolution | None]], operators
 
 @dataclass(frozen=True, slots=True)
 class _Lowering:
+    """Lowers one node after another; the fields are the arguments of `lower`, and the value names in use."""
+
     operators: OperatorRegistry
     dispatcher: Dispatcher
     device_type: str
@@ -123,7 +129,7 @@ class _Lowering:
     """Resolutions by signature: most layers have the same signatures."""
 
     def lower(self, node: Node) -> Sequence[tuple[Node, Resolution | None]]:
-        """Return the nodes that compute what `node` does, each with a resolution, which may have no kernel."""
+        """Return nodes that replace `node`, each with a resolution (None for a view), which may have no kernel."""
         operator = self.operators[node.operator]
         if operator.schema.is_view:
             return [(node, None)]
@@ -143,12 +149,15 @@ class _Lowering:
     def _without_additions(
         self, node: Node, operator: Operator, signature: Signature
     ) -> Sequence[tuple[Node, Resolution | None]]:
-        """Return nodes of operators that kernels from before the additions compute; none if there are no such nodes."""
+        """Return nodes that compute a call with additions by calls without (`Operator.without_additions`).
+
+        The list is empty if the call uses no additions, or the operator cannot be replaced in this way.
+        """
         if operator.without_additions is None or not any(signature.additions.values()):
             return []
         try:
             parts = decompose(node, self.operators, self.names, operator.without_additions)
-        except OperatorError:  # it depends on sizes that are known only at run time
+        except OperatorError:  # the replacement needs sizes that are known only at run time
             return []
         return [pair for part in parts for pair in self.lower(part)]
 
@@ -205,19 +214,19 @@ def _missing_kernels_message(missing: Iterable[Resolution]) -> str:
     for resolution in missing:
         signature = resolution.signature
         is_dense = signature.weight_format == DENSE
-        what = f"{signature.dtype}" if is_dense else f"{signature.dtype}, {signature.weight_format} weights"
-        found.setdefault((signature.operator, what), resolution)
+        types = f"{signature.dtype}" if is_dense else f"{signature.dtype}, {signature.weight_format} weights"
+        found.setdefault((signature.operator, types), resolution)
     is_dense = all(resolution.signature.weight_format == DENSE for resolution in found.values())
     options = "dtype or device" if is_dense else "quantization, dtype or device"
-    (operator, what), resolution = next(iter(found.items()))
+    (operator, types), resolution = next(iter(found.items()))
     device = resolution.signature.device_type
     if len(found) == 1:
         return (
-            f"No kernel for operator {operator} on {device} ({what}). Considered: {_considered(resolution)}. "
+            f"No kernel for operator {operator} on {device} ({types}). Considered: {_considered(resolution)}. "
             f"Choose another {options}, or install a backend that has it."
         )
     each = "; ".join(
-        f"{name} ({what}; considered: {_considered(resolution)})" for (name, what), resolution in found.items()
+        f"{name} ({types}; considered: {_considered(resolution)})" for (name, types), resolution in found.items()
     )
     return (
         f"No kernels for {len(found)} operators on {device}: {each}. Choose another {options}, or install a backend "

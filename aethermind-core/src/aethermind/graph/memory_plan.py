@@ -1,9 +1,10 @@
-"""Memory planning: places a graph's intermediate values in one arena, so that a step allocates nothing.
+"""Memory planning: places a graph's intermediate values in one arena, a buffer that each run of a plan uses again.
 
-Values that are alive at the same time get different bytes; others share. Views and in-place results share the storage
-that they alias. Placement is greedy, one storage after another at its lowest free offset (Pisarchyk & Lee 2020,
-"Efficient Memory Management for Deep Neural Net Inference"). The best of several orders is used; the search ends at the
-first that reaches the lower bound (Joslin & Clements 1999, "Squeaky Wheel Optimization").
+Values that are alive at the same time get different bytes; others may share bytes, so the arena is small, and a run
+allocates nothing. Views and in-place results share the storage that they alias. Placement is greedy, one storage after
+another at its lowest free offset (Pisarchyk & Lee 2020, "Efficient Memory Management for Deep Neural Net Inference").
+The best of several orders is used; the search ends at the first that reaches the lower bound (Joslin & Clements 1999,
+"Squeaky Wheel Optimization").
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _NUM_REORDERINGS = 64
 
 @dataclass(slots=True)
 class Storage:
-    """Bytes that one or more values share, alive from node `first` to node `last`. Mutable while the plan is made."""
+    """Bytes of the arena that one or more values share, alive from node `first` to node `last` (indices).
+
+    `name` is the value that owns them. `offset` is -1 until the storage is placed.
+    """
 
     name: str
     nbytes: int
@@ -42,7 +46,7 @@ class MemoryPlan:
     """The memory of every value.
 
     `roots` maps each value to the value that owns its memory, and `storages[root]` is that memory if it is in the
-    arena. `lower_bound_bytes` is the most that is alive at one node: no placement can be smaller.
+    arena. `lower_bound_bytes` is the largest sum of the storages that are alive at one node: no arena can be smaller.
     """
 
     roots: Mapping[str, str]
@@ -57,7 +61,7 @@ class MemoryPlan:
 
 
 def plan_memory(graph: Graph, operators: OperatorRegistry, symbols: Mapping[str, int]) -> MemoryPlan:
-    """Place every computed value of a graph for symbols of at most these sizes."""
+    """Place every computed value of a graph. `symbols` maps the name of each symbolic dim to its largest size."""
     sharing = _Sharing(graph, symbols)
     for position, node in enumerate(graph.nodes):
         sharing.add(position, node, operators[node.operator].schema)
@@ -78,7 +82,7 @@ class _Sharing:
 
     def add(self, position: int, node: Node, schema: OperatorSchema) -> None:
         """Assign a storage to each output of a node: an input's where it aliases it or may reuse it, or a new one."""
-        taken: set[str] = set()
+        assigned: set[str] = set()
         for index, value in enumerate(node.outputs):
             spec = schema.outputs[index]
             if spec.alias is not None:
@@ -86,11 +90,11 @@ class _Sharing:
                 assert root is not None, "an aliased input cannot be absent"
             else:
                 root = self._reusable_root(position, node, schema, spec.inplace, value)
-                root = value.name if root is None or root in taken else root
-                taken.add(root)
-            self._join(value, root, position)
+                root = value.name if root is None or root in assigned else root
+                assigned.add(root)
+            self._assign(value, root, position)
 
-    def _join(self, value: Value, root: str, position: int) -> None:
+    def _assign(self, value: Value, root: str, position: int) -> None:
         self.roots[value.name] = root
         last = self._last_use[value.name]
         if root == value.name:
@@ -119,6 +123,7 @@ class _Sharing:
 
 
 def _last_uses(graph: Graph) -> dict[str, int]:
+    """Return the index of the last node that reads each value; outputs of the graph are read after the last node."""
     last = {value.name: position for position, node in enumerate(graph.nodes) for value in node.outputs}
     for position, node in enumerate(graph.nodes):
         last.update((value.name, position) for value in node.inputs if value is not None)
@@ -127,11 +132,12 @@ def _last_uses(graph: Graph) -> dict[str, int]:
 
 
 _ORDERS: tuple[Callable[[Storage], tuple[int, ...]], ...] = (
-    lambda s: (-s.nbytes, s.first),
-    lambda s: (s.first - s.last, -s.nbytes),
-    lambda s: (s.first, -s.nbytes),
-    lambda s: (-s.nbytes * (s.last - s.first + 1), s.first),
+    lambda storage: (-storage.nbytes, storage.first),
+    lambda storage: (storage.first - storage.last, -storage.nbytes),
+    lambda storage: (storage.first, -storage.nbytes),
+    lambda storage: (-storage.nbytes * (storage.last - storage.first + 1), storage.first),
 )
+"""Sort keys of the placement orders: by size, by lifetime, by first use, by the product of size and lifetime."""
 
 
 def _place(storages: Sequence[Storage], lower_bound_bytes: int) -> int:
@@ -143,7 +149,7 @@ def _place(storages: Sequence[Storage], lower_bound_bytes: int) -> int:
 
 
 def _placements(storages: Sequence[Storage], lower_bound_bytes: int) -> Iterator[_Placement]:
-    """Yield placements in a few orders, then in the last order with its highest storage moved to the front, again."""
+    """Yield placements in the orders of `_ORDERS`, then repeatedly one with the last one's highest storage first."""
     placement = _Placement([], [], 0)
     for attempt in range(len(_ORDERS) + _NUM_REORDERINGS):
         order = sorted(storages, key=_ORDERS[attempt]) if attempt < len(_ORDERS) else placement.highest_first()
@@ -155,6 +161,8 @@ def _placements(storages: Sequence[Storage], lower_bound_bytes: int) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class _Placement:
+    """Offsets of storages in the arena, in the order in which they were placed."""
+
     order: Sequence[Storage]
     offsets: Sequence[int]
     arena_bytes: int
@@ -167,12 +175,12 @@ class _Placement:
 
 
 def _first_fit(order: Sequence[Storage]) -> _Placement:
-    """Place one storage after another at the lowest offset that no overlapping one uses."""
+    """Place one storage after another at the lowest offset where no storage lies that is alive at the same time."""
     placed: list[tuple[int, Storage]] = []
     for storage in order:
         offset = 0
-        neighbours = [(start, other) for start, other in placed if other.overlaps(storage)]
-        for start, other in sorted(neighbours, key=itemgetter(0)):
+        conflicting = [(start, other) for start, other in placed if other.overlaps(storage)]
+        for start, other in sorted(conflicting, key=itemgetter(0)):
             if start >= offset + storage.nbytes:
                 break
             offset = max(offset, start + other.nbytes)

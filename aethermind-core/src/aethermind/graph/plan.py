@@ -1,4 +1,8 @@
-"""Plans: graphs with kernels chosen and memory placed, as flat lists of steps."""
+"""Plans: graphs with kernels chosen and memory placed, as flat lists of kernel calls, called steps here.
+
+Shapes of a plan have symbolic dims (`ops.SymDim`; PyTorch: SymInt), such as T, the number of tokens, whose sizes differ
+between runs. `Plan.symbols` maps the name of each to its largest size. Each run passes their sizes in that order.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +47,8 @@ class Place(Enum):
 class Operand:
     """One tensor of a step: `offset_bytes` into the arena, or into the input, state or constant called `name`.
 
-    Dims may be symbols, `ops.SymDim`, which get their values when the plan runs (see `shape_for`). Everything is
-    row-major contiguous, except a weight in a kernel's layout, which is `packed_bytes` bytes whatever its type says.
+    Dims may be symbolic (see `shape_for`). Tensors are row-major contiguous, except a weight in a kernel's layout,
+    which has `packed_bytes` bytes; its type is that of the parameter.
     """
 
     place: Place
@@ -60,23 +64,23 @@ class Operand:
 
     @property
     def shape(self) -> Shape:
-        """The dims, which may be symbols."""
+        """The dims, which may be symbolic."""
         return self.type.shape
 
     def shape_for(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the dims in a run, given the values of symbols: `dict(zip(plan.symbols, symbols))`."""
+        """Return the dims in a run. `sizes` maps the names of symbolic dims to their sizes in it."""
         return resolve(self.shape, sizes)
 
     def nbytes(self, sizes: Mapping[str, int]) -> int:
-        """Return the size in bytes, given the values of symbols."""
+        """Return the size in bytes in a run. `sizes` maps the names of symbolic dims to their sizes in it."""
         return self.type.nbytes(sizes) if self.packed_bytes is None else self.packed_bytes
 
 
 class Constant(NamedTuple):
-    """A parameter in the form in which steps read it.
+    """A parameter in the layout in which steps read it.
 
-    `pack` is the name of a kernel's layout; without one it is row-major, in the operand's dtype. `weight_format` is
-    None for a dense weight.
+    `pack` is the name of a kernel's layout; None if the parameter is row-major, in the operand's dtype.
+    `weight_format` is None for a dense weight.
     """
 
     parameter: str
@@ -86,7 +90,7 @@ class Constant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One kernel call with its arguments bound. `names` are those of the values it computes, one per output."""
+    """One kernel call with its arguments bound. `names` are those of the values that it computes, one per output."""
 
     kernel: Kernel
     inputs: tuple[Operand | None, ...]
@@ -96,7 +100,7 @@ class Step:
 
     @property
     def source(self) -> str:
-        """The origin of the step in the model: the name of its first value."""
+        """The name of the step's first output, which says where in the model the step is."""
         return self.names[0]
 
     def attribute_values(self) -> tuple[Attribute, ...]:
@@ -108,8 +112,8 @@ class Step:
 class Plan:
     """A compiled graph: everything that a backend needs to run it.
 
-    `symbols` are the largest values of symbols, in the order in which a run passes them. `constants` are by the keys
-    that operands name.
+    `symbols` maps the name of each symbolic dim to its largest size, in the order in which a run passes sizes. The keys
+    of `constants` are the names of operands whose place is CONSTANT.
     """
 
     name: str
@@ -126,18 +130,21 @@ class Plan:
         return {pack.name: pack for step in self.steps for pack in step.kernel.packs.values()}
 
     def constant_bytes(self, operand: Operand) -> int:
-        """Return the bytes of values, scales and zero points that a kernel reads of a constant, without padding."""
+        """Return how many bytes of a constant a kernel reads: values, scales and zero points, without padding."""
         constant = self.constants[operand.name]
         if constant.pack is None or constant.weight_format is None:
             return operand.type.nbytes({})
         return constant.weight_format.nbytes(resolve(operand.shape, {}))
 
     def layers(self) -> list[int | None]:
-        """Return the layer of each step by its name; an unnamed step between two steps of layer i belongs to i."""
+        """Return the number of each step's layer, taken from its name; None outside the layers.
+
+        A step without a layer in its name that lies between two steps of one layer belongs to that layer.
+        """
         matches = [LAYER_PREFIX.match(step.source) for step in self.steps]
         layers = [int(match[1]) if match else None for match in matches]
-        named = [position for position, layer in enumerate(layers) if layer is not None]
-        for before, after in pairwise(named):
+        in_layers = [position for position, layer in enumerate(layers) if layer is not None]
+        for before, after in pairwise(in_layers):
             if layers[before] == layers[after]:
                 layers[before:after] = [layers[before]] * (after - before)
         return layers
@@ -157,15 +164,15 @@ At most half of a small batch is padding, and at most an eighth of a large one.
 
 
 def is_decode_size(sizes: Mapping[str, int], max_sizes: Mapping[str, int]) -> bool:
-    """Whether a run has the sizes of a padded decode step, so that it will be repeated.
+    """Whether a run has the sizes of a padded decode step, so that a captured graph of it will be used again.
 
-    Such a step has one token and one row of logits for each sequence, their number being in `BATCH_SIZES` or the plan's
-    maximum, and nothing else.
+    Such a step has one token and one row of logits for each sequence (T = S = R), their number being in `BATCH_SIZES`
+    or the plan's maximum. The width B of its block tables is a power of two or the plan's maximum; other sizes are 0.
     """
     if not {"T", "S", "R", "B"} <= sizes.keys():
         return False
-    count, width = sizes["T"], sizes["B"]
-    is_padded = count in BATCH_SIZES or count == min(max_sizes[name] for name in ("T", "S", "R"))
-    is_wide = width > 0 and (width & (width - 1) == 0 or width == max_sizes["B"])
-    is_plain = not any(size for name, size in sizes.items() if name not in ("T", "S", "R", "B"))
-    return is_padded and is_wide and is_plain and count == sizes["S"] == sizes["R"]
+    batch_size, table_width = sizes["T"], sizes["B"]
+    is_padded = batch_size in BATCH_SIZES or batch_size == min(max_sizes[name] for name in ("T", "S", "R"))
+    has_padded_tables = table_width > 0 and (table_width & (table_width - 1) == 0 or table_width == max_sizes["B"])
+    has_other_rows = any(size for name, size in sizes.items() if name not in ("T", "S", "R", "B"))
+    return is_padded and has_padded_tables and not has_other_rows and batch_size == sizes["S"] == sizes["R"]

@@ -23,7 +23,7 @@ from aethermind.engine.loading.model_weights import open_constants
 from aethermind.engine.loading.tensor_parallel import PartialTensors
 from aethermind.errors import AetherMindError, ConfigError, InvalidArgumentError
 from aethermind.graph.executor import PlanExecutor
-from aethermind.graph.tensor_parallel import Share, WeightPart
+from aethermind.graph.tensor_parallel import Share, WeightShard
 from aethermind.hal.communicator import SharedMemoryCommunicator, shared_file
 from aethermind.hal.dtype import DType
 from aethermind.ops.schema import TensorType
@@ -284,7 +284,7 @@ class Source:
 
 def cut(weight: Any, axis: int, rank: int, size: int) -> Any:
     begin, end = Share(rank, size).part(weight.shape[axis] if hasattr(weight, "shape") else weight.codes.shape[axis])
-    part = WeightPart("w", TensorType(DType.FLOAT32, (64, 96)), axis, begin, end)
+    part = WeightShard("w", TensorType(DType.FLOAT32, (64, 96)), axis, begin, end)
     return PartialTensors(Source(weight), {"w/part": part}).array("w/part")  # type: ignore[arg-type]
 
 

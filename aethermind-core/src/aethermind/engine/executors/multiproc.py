@@ -22,7 +22,7 @@ from aethermind.engine.steps.model_runner import ModelRunner
 from aethermind.errors import DeviceError, InvalidArgumentError
 from aethermind.graph.compile import Compiled
 from aethermind.graph.executor import CaptureHook, PlanExecutor
-from aethermind.graph.tensor_parallel import StateShards, without_results
+from aethermind.graph.tensor_parallel import StateShards, without_outputs
 from aethermind.hal.stream import Stream
 from aethermind.hal.tensor import num_elements
 from aethermind.ops.dims import resolve
@@ -310,7 +310,7 @@ class _DriverExecutor(PlanExecutor):
         super().__init__(compiled.plan, *arguments)
         self._workers = workers
         self._key = (key.has_embeddings, key.kind.value, key.has_adapters)
-        self._worker_inputs = {value.name: value.type.shape for value in without_results(compiled.graph).inputs}
+        self._worker_inputs = {value.name: value.type.shape for value in without_outputs(compiled.graph).inputs}
         workers.broadcast("open", *self._key)
 
     def run(self, symbols: tuple[int, ...], *more: Any) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from aethermind.errors import CheckpointError, ConfigError, InvalidArgumentError
 from aethermind.graph.ir import Graph
-from aethermind.graph.low_rank import adaptable_weights, part_names, with_adapters
+from aethermind.graph.low_rank import adaptable_weights, lora_parameter_names, with_adapters
 from aethermind.hal.dtype import DType
 from aethermind.model.hub import local_path
 from aethermind.ops.dims import resolve
@@ -126,7 +126,7 @@ class AdapterSlots:
                 np.zeros((total_rank, num_outputs), dtype.numpy),
                 np.arange(0, total_rank + 1, max_rank, dtype=np.int32),
             )
-            self.parameters.update(zip(part_names(weight), arrays, strict=True))
+            self.parameters.update(zip(lora_parameter_names(weight), arrays, strict=True))
 
     def load(self, name: str, path: str, in_use: Collection[int]) -> list[ChangedRows]:
         """Read an adapter into a free slot, under a new name; returns the changed rows of parameters.
@@ -171,7 +171,7 @@ class AdapterSlots:
         begin = number * self._max_rank
         for weight in self.ranks:
             update = adapter.updates.get(weight)
-            for side, parameter in zip(("down", "up"), part_names(weight), strict=False):
+            for side, parameter in zip(("down", "up"), lora_parameter_names(weight), strict=False):
                 whole = self.parameters[parameter]
                 rows = np.zeros((self._max_rank, whole.shape[1]), whole.dtype)
                 if update is not None:
@@ -274,7 +274,7 @@ class Adapters:
             if any(weight in adapter.updates for adapter in adapters.values()):
                 arrays = _concatenated(weight, adapters, dtype)
                 ranks[weight] = len(arrays[0])
-                parameters.update(zip(part_names(weight), arrays, strict=True))
+                parameters.update(zip(lora_parameter_names(weight), arrays, strict=True))
         choices = {
             name: AdapterChoice(number, b"adapter " + adapter.digest)
             for number, (name, adapter) in enumerate(adapters.items())

@@ -13,11 +13,11 @@ from aethermind.graph.tensor_parallel import (
     CollectiveKernels,
     Share,
     StateShards,
-    WeightPart,
+    WeightShard,
     split_graph,
-    without_results,
+    without_outputs,
 )
-from aethermind.graph.tensor_parallel.share import along
+from aethermind.graph.tensor_parallel.share import slice_along
 from aethermind.hal.topology import host_topology
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.schema import TensorType
@@ -50,7 +50,7 @@ class TensorParallel:
     share: Share
     operators: OperatorRegistry
     kernels: CollectiveKernels
-    parts: dict[str, WeightPart] = field(default_factory=dict)
+    parts: dict[str, WeightShard] = field(default_factory=dict)
     state_shards: dict[str, StateShards] = field(default_factory=dict)
     of_rank_0: dict[str, TensorType] = field(default_factory=dict)
 
@@ -70,11 +70,11 @@ class TensorParallel:
         outputs.
         """
         split = split_graph(graph, self.operators, self.share)
-        self.parts.update(split.parts)
+        self.parts.update(split.weight_shards)
         self.state_shards.update(split.state_shards)
-        read = {value.name for value in split.graph.parameters} | {part.parameter for part in split.parts.values()}
+        read = {value.name for value in split.graph.parameters} | {part.parameter for part in split.weight_shards.values()}
         self.of_rank_0.update({value.name: value.type for value in graph.parameters if value.name not in read})
-        return without_results(split.graph) if self.share.rank else split.graph
+        return without_outputs(split.graph) if self.share.rank else split.graph
 
     def formats(self, stored: Mapping[str, WeightFormat]) -> dict[str, WeightFormat]:
         """Return the formats of a checkpoint's tensors, and of this rank's parts of them."""
@@ -92,7 +92,7 @@ class PartialTensors:
     A part of a mapped tensor is a view, so that the rest is not read. A part of rows that are not contiguous is a copy.
     """
 
-    def __init__(self, source: TensorSource, parts: Mapping[str, WeightPart]) -> None:
+    def __init__(self, source: TensorSource, parts: Mapping[str, WeightShard]) -> None:
         self._source = source
         self._parts = parts
 
@@ -123,7 +123,7 @@ def num_threads_of(num_threads: int | None, num_ranks: int) -> int | None:
     return max(1, host_topology().num_default_threads // num_ranks)
 
 
-def _format_of(format: WeightFormat, part: WeightPart) -> WeightFormat:
+def _format_of(format: WeightFormat, part: WeightShard) -> WeightFormat:
     """Return the format of a part of a weight.
 
     A part that begins within a super-block gets a format with one level of scales and offsets. A part that begins or
@@ -138,7 +138,7 @@ def _format_of(format: WeightFormat, part: WeightPart) -> WeightFormat:
     return one_level_format(format)
 
 
-def _slice_weight(weight: Any, part: WeightPart) -> Any:
+def _slice_weight(weight: Any, part: WeightShard) -> Any:
     if not isinstance(weight, QuantizedWeight):
         return part.of(weight)
     part_format = _format_of(weight.format, part)
@@ -150,7 +150,7 @@ def _slice_weight(weight: Any, part: WeightPart) -> Any:
         return weight.take_rows(part.indices(len(weight.codes)))
     format, axis = weight.format, part.axis % 2
     begin, end = part.begin, part.end
-    codes = along(weight.codes, axis, begin, end)
+    codes = slice_along(weight.codes, axis, begin, end)
     if axis and format.block:
         if begin % format.block or (end % format.block and end != weight.codes.shape[1]):
             raise InvalidArgumentError(
@@ -162,7 +162,7 @@ def _slice_weight(weight: Any, part: WeightPart) -> Any:
         begin, end = 0, weight.scales.shape[1]
 
     def slice_per_block(values: Any) -> Any:
-        return None if values is None else along(values, axis, begin, end)
+        return None if values is None else slice_along(values, axis, begin, end)
 
     scales, zeros, offsets = (slice_per_block(values) for values in (weight.scales, weight.zeros, weight.offsets))
     super_block_scales = weight.super_block_scales
@@ -170,5 +170,5 @@ def _slice_weight(weight: Any, part: WeightPart) -> Any:
         blocks_per_super_block = format.super_block_size // format.block
         if axis:
             begin, end = begin // blocks_per_super_block, -(-end // blocks_per_super_block)
-        super_block_scales = along(super_block_scales, axis, begin, end)
+        super_block_scales = slice_along(super_block_scales, axis, begin, end)
     return QuantizedWeight(format, codes, scales, zeros, offsets, super_block_scales)

@@ -1,8 +1,8 @@
 """Tensor parallelism: the graph of each rank, its shard of the weights, and collective operators."""
 
 from aethermind.graph.tensor_parallel.collectives import CollectiveKernels, HostCollectives, with_collectives
-from aethermind.graph.tensor_parallel.share import Share, StateShards, WeightPart
-from aethermind.graph.tensor_parallel.split import SplitGraph, split_graph, without_results
+from aethermind.graph.tensor_parallel.share import Share, StateShards, WeightShard
+from aethermind.graph.tensor_parallel.split import SplitGraph, split_graph, without_outputs
 
 __all__ = [
     "CollectiveKernels",
@@ -10,8 +10,8 @@ __all__ = [
     "Share",
     "SplitGraph",
     "StateShards",
-    "WeightPart",
+    "WeightShard",
     "split_graph",
     "with_collectives",
-    "without_results",
+    "without_outputs",
 ]

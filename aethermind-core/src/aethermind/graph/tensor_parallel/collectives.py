@@ -1,7 +1,6 @@
-"""Collective operators of tensor parallelism, and their kernels in host memory.
+"""Operators of tensor parallelism, which graphs of several ranks have, and their kernels in host memory.
 
-They occur in the graphs of several ranks only, and most are not defined on one rank. Therefore they are not in the
-catalog, whose operators can be tested on a single device.
+They are not in the catalog, whose operators can be tested on a single device: the collectives need several ranks.
 """
 
 from __future__ import annotations
@@ -30,30 +29,30 @@ Array = Any
 _DTYPES = frozenset({DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16})
 
 
-def _none(_: Any) -> Iterator[Sample]:
+def _no_samples(_: Any) -> Iterator[Sample]:
     return iter(())
 
 
 ALL_REDUCE = Operator(
     schema=OperatorSchema.parse("all_reduce(x: F[T, D]) -> (out: F[T, D] ~ x)"),
     summary="The sum of every rank's x, in the order of ranks: the same bits on all of them.",
-    samples=_none,
+    samples=_no_samples,
 )
 ALL_GATHER_LAST = Operator(
     schema=OperatorSchema.parse("all_gather_last(x: F[T, N]; width: int) -> (out: F[T, width])"),
-    summary="The columns of all ranks' x: rank r has the columns width·r/size to width·(r + 1)/size, rounded down.",
-    samples=_none,
+    summary="All ranks' x, concatenated: rank r has the columns width·r/size to width·(r + 1)/size, rounded down.",
+    samples=_no_samples,
 )
 OWN_HEADS = Operator(
     schema=OperatorSchema.parse("own_heads(x: F[T, H, C]; begin: int, count: int) -> (out: F[T, count, C])"),
     summary="The heads of x from index `begin` on: a rank's shard of a value that all ranks have computed whole.",
-    samples=_none,
+    samples=_no_samples,
 )
 COLLECTIVES = frozenset({ALL_REDUCE.name, ALL_GATHER_LAST.name})
 
 
 def with_collectives(operators: OperatorRegistry) -> OperatorRegistry:
-    """Return the operators with the collective ones added."""
+    """Return a frozen registry of these operators and those of tensor parallelism."""
     registry = OperatorRegistry([*operators, ALL_REDUCE, ALL_GATHER_LAST, OWN_HEADS])
     registry.freeze()
     return registry
@@ -63,14 +62,17 @@ class HostCollectives(Protocol):
     """Collectives between processes on host arrays; every rank calls the same ones in the same order."""
 
     def sum(self, array: Array) -> None:
-        """Add up all ranks' arrays, in place, in the order of ranks, in float32 and rounded once."""
+        """Replace `array` by the sum of all ranks' arrays, added in the order of ranks in float32 and rounded once."""
 
     def gather(self, output: Array, part: Array) -> None:
-        """Copy every rank's `part` to `output[rank]`; all have the same shape."""
+        """Copy every rank's `part` to `output[rank]`; all parts have the same shape."""
 
 
 class CollectiveKernels:
-    """The collective kernels of one rank in host memory; call `connect` before the first run."""
+    """The kernels of one rank for operators of tensor parallelism; call `connect` before the first run.
+
+    They compute in host memory.
+    """
 
     def __init__(self, share: Share) -> None:
         self._share = share
@@ -81,7 +83,7 @@ class CollectiveKernels:
         self._collectives = collectives
 
     def of(self, device_type: str) -> list[Kernel]:
-        """Return the kernels for a device type; their priority is below that of a device's own."""
+        """Return the kernels for a device type. A backend's own kernels have a higher priority."""
         return [
             Kernel(
                 operator.name,
