@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aethermind.ops.quantization import Codes, encode
+from aethermind.ops.quantization import QuantizedArrays, encode
 from aethermind.ops.super_blocks import encode_super_blocks
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, parse_format
 
@@ -37,7 +37,7 @@ def format_of(name: str) -> WeightFormat:
 
 def quantised(name: str, importance: Array | None, weights: Array = WEIGHTS) -> QuantizedWeight:
     format = format_of(name)
-    found: Codes = (encode_super_blocks if format.super_block_size else encode)(format, weights, importance)
+    found: QuantizedArrays = (encode_super_blocks if format.super_block_size else encode)(format, weights, importance)
     return QuantizedWeight(format, *found)
 
 

@@ -7,7 +7,7 @@ import pytest
 from ml_dtypes import float4_e2m1fn, float8_e8m0fnu
 
 from aethermind.errors import InvalidArgumentError
-from aethermind.ops.mxfp4 import check_scales
+from aethermind.ops.float_formats import check_scales
 from aethermind.ops.weight_format import MXFP4, QuantizedWeight, parse_format
 
 RNG = np.random.default_rng(7)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from aethermind.ops.shape_functions import positive_dims
+from aethermind.ops.shape_inference import positive_dims
 from aethermind_cann.kernels._kernel import Attributes, Tensors, in_float32, plain_kernel, put
 
 __all__ = ["KERNELS"]

@@ -37,7 +37,7 @@ from aethermind.checkpoint.quantized_tensors import INT8, QuantizedTensors, warn
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
 from aethermind.errors import CheckpointError, ConfigError, InvalidArgumentError
 from aethermind.hal.mapped import drop_mapped_pages
-from aethermind.ops.mxfp4 import E2M1, check_scales
+from aethermind.ops.float_formats import E2M1, check_scales
 from aethermind.ops.quantization import row_chunks
 from aethermind.ops.weight_format import FP8, MXFP4, QuantizedWeight, WeightFormat, fp8_in_blocks
 

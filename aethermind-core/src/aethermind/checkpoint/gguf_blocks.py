@@ -38,7 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aethermind.checkpoint.quantized_tensors import INT8
-from aethermind.ops.mxfp4 import E2M1, check_scales
+from aethermind.ops.float_formats import E2M1, check_scales
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, parse_format
 
 __all__ = ["BLOCK_TYPES", "BlockType"]

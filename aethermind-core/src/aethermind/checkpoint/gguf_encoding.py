@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aethermind.ops.quantization import Codes, encode, inverses, row_chunks
+from aethermind.ops.quantization import QuantizedArrays, encode, inverses, row_chunks
 from aethermind.ops.super_blocks import encode_super_blocks
 from aethermind.ops.weight_format import WeightFormat
 
@@ -36,8 +36,8 @@ class BlockEncoding:
     number: int
     num_values: int
     num_bytes: int
-    quantize: Callable[[Array, Array | None], Codes]
-    pack: Callable[[Codes, int], Array]
+    quantize: Callable[[Array, Array | None], QuantizedArrays]
+    pack: Callable[[QuantizedArrays, int], Array]
 
     def row_bytes(self, num_columns: int) -> int:
         """The bytes of a row of K values."""
@@ -79,29 +79,29 @@ def _unsigned(codes: Array, middle: int, num_blocks: int) -> Array:
     return (codes + np.int8(middle)).astype(np.uint8).reshape(num_blocks, -1)
 
 
-def _pack_q4_0(quantised: Codes, num_blocks: int) -> Array:
+def _pack_q4_0(quantised: QuantizedArrays, num_blocks: int) -> Array:
     codes = _unsigned(quantised.codes, 8, num_blocks)
     return np.concatenate([_bytes_of(quantised.scales), _pack_nibbles(codes, 16)], axis=1)
 
 
-def _pack_q5_0(quantised: Codes, num_blocks: int) -> Array:
+def _pack_q5_0(quantised: QuantizedArrays, num_blocks: int) -> Array:
     codes = _unsigned(quantised.codes, 16, num_blocks)
     return np.concatenate([_bytes_of(quantised.scales), _pack_fifth_bits(codes), _pack_nibbles(codes & 15, 16)], axis=1)
 
 
-def _pack_q5_1(quantised: Codes, num_blocks: int) -> Array:
+def _pack_q5_1(quantised: QuantizedArrays, num_blocks: int) -> Array:
     assert quantised.offsets is not None
     codes = quantised.codes.reshape(num_blocks, -1)
     parameters = (_bytes_of(quantised.scales), _bytes_of(quantised.offsets), _pack_fifth_bits(codes))
     return np.concatenate([*parameters, _pack_nibbles(codes & 15, 16)], axis=1)
 
 
-def _pack_q8_0(quantised: Codes, num_blocks: int) -> Array:
+def _pack_q8_0(quantised: QuantizedArrays, num_blocks: int) -> Array:
     codes = quantised.codes.view(np.uint8).reshape(num_blocks, -1)
     return np.concatenate([_bytes_of(quantised.scales), codes], axis=1)
 
 
-def _pack_k_scales(quantised: Codes, num_blocks: int) -> Array:
+def _pack_k_scales(quantised: QuantizedArrays, num_blocks: int) -> Array:
     """Pack the two float16 scales of each super-block, and eight pairs of 6-bit scales and offsets: uint8 [n, 16].
 
     The super-block scale of offsets is stored negated.
@@ -115,12 +115,12 @@ def _pack_k_scales(quantised: Codes, num_blocks: int) -> Array:
     return np.concatenate([np.ascontiguousarray(factors).view(np.uint8), first, second, rest], axis=1)
 
 
-def _pack_q4_k(quantised: Codes, num_blocks: int) -> Array:
+def _pack_q4_k(quantised: QuantizedArrays, num_blocks: int) -> Array:
     codes = quantised.codes.reshape(num_blocks, -1)
     return np.concatenate([_pack_k_scales(quantised, num_blocks), _pack_nibbles(codes, _BLOCK)], axis=1)
 
 
-def _pack_q5_k(quantised: Codes, num_blocks: int) -> Array:
+def _pack_q5_k(quantised: QuantizedArrays, num_blocks: int) -> Array:
     codes = quantised.codes.reshape(num_blocks, -1)
     shifted_fifths = (codes >> 4).reshape(num_blocks, 8, _BLOCK) << np.arange(8, dtype=np.uint8)[:, None]
     fifth_bits = np.bitwise_or.reduce(shifted_fifths, axis=1)
@@ -129,7 +129,7 @@ def _pack_q5_k(quantised: Codes, num_blocks: int) -> Array:
     )
 
 
-def _quantize_q6_k(values: Array, importance: Array | None) -> Codes:
+def _quantize_q6_k(values: Array, importance: Array | None) -> QuantizedArrays:
     """Quantise to codes of 6 bits; 16 values share a scale, an int8 multiple of a float16 scale of 256 values."""
     quantised = encode(_Q6, values, importance)
     rows, columns = values.shape
@@ -139,12 +139,12 @@ def _quantize_q6_k(values: Array, importance: Array | None) -> Codes:
     multiples = np.clip(np.rint(scales * inverses(factors.astype(np.float32))), -128, 127)
     block_scales = (multiples * factors.astype(np.float32)).reshape(rows, -1, 1)
     codes = np.clip(np.rint(values.reshape(rows, -1, _Q6.block) * inverses(block_scales)), -32, 31)
-    return Codes(
+    return QuantizedArrays(
         codes.reshape(rows, columns).astype(np.int8), multiples.astype(np.int8), super_block_scales=factors[..., 0]
     )
 
 
-def _pack_q6_k(quantised: Codes, num_blocks: int) -> Array:
+def _pack_q6_k(quantised: QuantizedArrays, num_blocks: int) -> Array:
     assert quantised.super_block_scales is not None
     codes = _unsigned(quantised.codes, 32, num_blocks)
     pairs = (codes >> 4).reshape(num_blocks, 2, 4, _BLOCK) << np.arange(0, 8, 2, dtype=np.uint8)[:, None]
@@ -162,13 +162,13 @@ def _int_format(bits: int, block: int = _BLOCK, **options: Any) -> WeightFormat:
 _Q6 = _int_format(6, 16)
 
 
-def _quantizer(bits: int, *, has_offset: bool = False) -> Callable[[Array, Array | None], Codes]:
+def _quantizer(bits: int, *, has_offset: bool = False) -> Callable[[Array, Array | None], QuantizedArrays]:
     """A function that quantises with one scale for each 32 values."""
     format = _int_format(bits, has_offset=has_offset)
     return lambda values, importance: encode(format, values, importance)
 
 
-def _super_block_quantizer(bits: int) -> Callable[[Array, Array | None], Codes]:
+def _super_block_quantizer(bits: int) -> Callable[[Array, Array | None], QuantizedArrays]:
     """A function that quantises with scales and offsets of 32 values, which are multiples of those of 256 values."""
     format = _int_format(bits, has_offset=True, super_block_size=_SUPER_BLOCK)
     return lambda values, importance: encode_super_blocks(format, values, importance)

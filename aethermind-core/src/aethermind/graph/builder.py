@@ -1,4 +1,4 @@
-"""Graph construction: `GraphBuilder`, which models use, checked nodes with unique value names, decomposition of nodes."""
+"""Graph construction: the builder that models use, checked nodes with unique value names, decomposition of nodes."""
 
 from __future__ import annotations
 

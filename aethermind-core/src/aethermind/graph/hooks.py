@@ -99,7 +99,7 @@ class HookRegistry:
         return HookHandle(lambda: self._remove(registration))
 
     def run(self, executor: PlanExecutor, symbols: tuple[int, ...], phase: str, num_tokens: int) -> None:
-        """Run a plan once and call the hooks. `symbols` are the sizes of symbolic dims in the order of `plan.symbols`."""
+        """Run a plan once and call the hooks. `symbols` are the run's sizes, in the order of `plan.symbols`."""
         plan = executor.plan
         hooks_by_name = {
             name: [registration.hook for registration in self._registrations if fnmatchcase(name, registration.pattern)]

@@ -1,4 +1,8 @@
-"""Dims: integers, and symbols that have a value only at run time."""
+"""Dims of shapes: integers, and symbolic dims, whose sizes are known only when a plan runs (PyTorch: SymInt).
+
+Models have the symbolic dims T (tokens of a step), S (sequences), R (rows that need logits), B (width of block tables)
+and others; each has a name, its symbol.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ __all__ = ["Dim", "Shape", "SymDim", "parse_shape", "resolve"]
 
 @dataclass(frozen=True, slots=True)
 class SymDim:
-    """A length that is known when a plan runs: a symbol plus a constant, written `T` or `S+1`."""
+    """A dim whose size is known when a plan runs: that of a symbol plus a constant, written `T` or `S+1`."""
 
     symbol: str
     offset: int = 0
@@ -28,7 +32,7 @@ Shape = tuple[Dim, ...]
 
 
 def parse_shape(text: str) -> Shape:
-    """Parse a graph shape such as `T,896` or `S+1`."""
+    """Parse the text form of a shape, such as `T,896` or `S+1`."""
     return tuple(_parse_dim(part.strip()) for part in text.split(",") if part.strip())
 
 
@@ -40,5 +44,5 @@ def _parse_dim(text: str) -> Dim:
 
 
 def resolve(shape: Shape, symbols: Mapping[str, int]) -> tuple[int, ...]:
-    """Replace every symbol by its value."""
+    """Return the shape with every symbolic dim replaced by its size; `symbols` maps symbols to sizes."""
     return tuple([dim if isinstance(dim, int) else symbols[dim.symbol] + dim.offset for dim in shape])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 
 __all__ = [
-    "Codes",
+    "QuantizedArrays",
     "affine_codes",
     "check_magnitude",
     "check_values",
@@ -50,27 +50,29 @@ __all__ = [
 Array = NDArray[Any]
 
 _VALUES_PER_CHUNK = 1 << 16
-_LARGEST = float(np.finfo(np.float16).max)
+_MAX_FLOAT16 = float(np.finfo(np.float16).max)
 _CANDIDATE_RANGES = {
     4: (8.0, 7.25, 8.75, 10.0),
     5: (16.0, 15.25, 16.75, 18.0),
     6: (32.0, 31.25, 32.75),
 }
-"""By bits, for symmetric formats: numbers of steps that the block's largest magnitude is divided into. Each is followed
-by scales fitted to the codes that it leads to."""
+"""By bits, for symmetric formats: numbers of steps into which the block's largest magnitude is divided.
+
+Each candidate is followed by scales that are fitted to its codes.
+"""
 _CANDIDATE_RANGES_WITH_ZERO = {
     8: (255.0, 254.0),
     4: (15.0, 14.0, 15.75, 16.5, 17.5, 18.75),
     2: (3.0, 2.0, 3.25, 3.5, 4.0, 4.5, 5.0, 6.0),
 }
-"""By bits, for formats with zero points: numbers of steps that the block's range is divided into."""
+"""By bits, for formats with zero points: numbers of steps into which the block's range is divided."""
 _CANDIDATE_RANGES_WITH_OFFSET = {8: (255.0,), 5: (31.0, 32.0, 33.5), 4: (15.0, 15.75, 16.5, 17.5)}
-"""By bits, for formats with offsets: the same. Each is followed by affine maps fitted to the codes that it leads to."""
+"""By bits, for formats with offsets: the same. Each candidate is followed by affine maps fitted to its codes."""
 _NUM_FITS = 2
 
 
-class Codes(NamedTuple):
-    """The arrays of a `QuantizedWeight`, in the order of its fields behind the format."""
+class QuantizedArrays(NamedTuple):
+    """The arrays of a `QuantizedWeight`, in the order of its fields after `format`."""
 
     codes: Array
     scales: Array
@@ -79,12 +81,12 @@ class Codes(NamedTuple):
     super_block_scales: Array | None = None
 
 
-def encode(format: WeightFormat, array: Array, importance: Array | None = None) -> Codes:
+def encode(format: WeightFormat, array: Array, importance: Array | None = None) -> QuantizedArrays:
     """Quantise a floating-point array [N, K] to a format without super-blocks, in chunks of rows.
 
     Squared errors of a column are multiplied by its `importance` [K], which is not negative. Formats of 8 bits and of 1
-    do not use it, since they search no scale.
-    InvalidArgumentError for values that are not finite, or too large for float16 scales.
+    ignore it, since their scales are computed without a search. InvalidArgumentError for values that are not finite, or
+    too large for float16 scales.
     """
     rows, columns = array.shape
     blocks = (rows, format.num_blocks(columns))
@@ -99,35 +101,35 @@ def encode(format: WeightFormat, array: Array, importance: Array | None = None) 
         check_values(values, format)
         blocked = _in_blocks(values, format)
         if zeros is not None:
-            found, scales[chunk], zeros[chunk] = _with_zero_points(blocked, format.bits, weights)
+            block_codes, scales[chunk], zeros[chunk] = _with_zero_points(blocked, format.bits, weights)
         elif format.bits == 1:
-            found, scales[chunk] = _signs(blocked, _lengths(columns, format))
+            block_codes, scales[chunk] = _signs(blocked, _lengths(columns, format))
         elif format.bits == 8:
-            found, scales[chunk] = _int8_symmetric(blocked)
+            block_codes, scales[chunk] = _int8_symmetric(blocked)
         else:
-            found, scales[chunk] = _int4_symmetric(blocked, _lengths(columns, format), format.bits, weights)
-        codes[chunk] = found.reshape(len(values), -1)[:, :columns]
-    return Codes(codes, scales, zeros)
+            block_codes, scales[chunk] = _low_bit_symmetric(blocked, _lengths(columns, format), format.bits, weights)
+        codes[chunk] = block_codes.reshape(len(values), -1)[:, :columns]
+    return QuantizedArrays(codes, scales, zeros)
 
 
 def dequantize(weight: QuantizedWeight, dtype: DTypeLike = np.float32) -> Array:
     """Return the values [N, K] of a weight: exact in float32, rounded to a narrower `dtype`."""
     values = np.empty(weight.shape, dtype)
     for chunk in row_chunks(weight.shape):
-        part = weight.rows(chunk.start, chunk.stop)
-        blocked = _in_blocks(part.codes.astype(np.float32), weight.format)
-        if part.zeros is not None:
-            blocked -= part.zeros[..., None].astype(np.float32)
-        scales, offsets = float32_scales(part)
+        rows = weight.rows(chunk.start, chunk.stop)
+        blocked = _in_blocks(rows.codes.astype(np.float32), weight.format)
+        if rows.zeros is not None:
+            blocked -= rows.zeros[..., None].astype(np.float32)
+        scales, offsets = float32_scales(rows)
         blocked *= scales[..., None]
         if offsets is not None:
             blocked += offsets[..., None]
-        values[chunk] = blocked.reshape(len(part.codes), -1)[:, : weight.shape[1]]
+        values[chunk] = blocked.reshape(len(rows.codes), -1)[:, : weight.shape[1]]
     return values
 
 
 def float32_scales(weight: QuantizedWeight) -> tuple[Array, Array | None]:
-    """Return scales and offsets in float32, exactly: with super-blocks they are products of at max_code 17 bits."""
+    """Return scales and offsets in float32, exactly: with super-blocks they are products of at most 17 bits."""
     scales: Array = weight.scales.astype(np.float32)
     offsets: Array | None = None if weight.offsets is None else weight.offsets.astype(np.float32)
     if weight.super_block_scales is not None:
@@ -141,7 +143,7 @@ def float16_scales(weight: QuantizedWeight) -> tuple[Array, None, Array]:
     """Return scales, zero points (None) and offsets of a weight with super-blocks, rounded to float16."""
     scales, offsets = float32_scales(weight)
     assert offsets is not None
-    scales, offsets = np.clip((scales, offsets), np.float32(-_LARGEST), np.float32(_LARGEST)).astype(np.float16)
+    scales, offsets = np.clip((scales, offsets), np.float32(-_MAX_FLOAT16), np.float32(_MAX_FLOAT16)).astype(np.float16)
     return scales, None, offsets
 
 
@@ -153,7 +155,7 @@ def scales_of_super_blocks(format: WeightFormat, super_block_scales: Array, num_
 
 
 def fake_quantize(format: WeightFormat, array: Array) -> Array:
-    """Return the float32 values of an array [N, K] quantised and dequantised, in chunks, to save memory."""
+    """Return an array [N, K] quantised and dequantised, as float32; computed in chunks of rows, to save memory."""
     values = np.empty(array.shape, np.float32)
     for chunk in row_chunks(array.shape):
         values[chunk] = format.dequantize(format.quantize(array[chunk]))
@@ -161,7 +163,7 @@ def fake_quantize(format: WeightFormat, array: Array) -> Array:
 
 
 def row_chunks(shape: tuple[int, ...]) -> Iterator[slice]:
-    """Return the slices of rows that are converted together; none where rows are empty."""
+    """Return slices of rows that are converted together, to bound the memory; none if rows are empty."""
     rows, columns = shape
     count = max(1, _VALUES_PER_CHUNK // max(columns, 1))
     return (slice(begin, min(begin + count, rows)) for begin in range(0, rows if columns else 0, count))
@@ -179,9 +181,9 @@ def _in_blocks(values: Array, format: WeightFormat) -> Array:
 
 
 def strided_blocks(blocked: Array) -> Array:
-    """Return blocks [..., values] with the values of a block apart in memory.
+    """Return a copy of blocks [..., values] in which the last dim is the outermost one in memory.
 
-    Operations then run along blocks, and sums over a block add whole vectors.
+    Operations then run over many blocks at once, and a sum over the values of blocks adds whole vectors.
     """
     return np.moveaxis(np.ascontiguousarray(np.moveaxis(blocked, -1, 0)), 0, -1)
 
@@ -193,25 +195,25 @@ def _lengths(columns: int, format: WeightFormat) -> Array:
 
 
 def check_values(values: Array, format: WeightFormat) -> None:
-    """Raise InvalidArgumentError where a format cannot represent one of the values."""
+    """Raise InvalidArgumentError if a format cannot represent one of the values."""
     check_magnitude(np.abs(values).max(), format)
 
 
 def check_magnitude(largest: float, format: WeightFormat) -> None:
-    """Raise InvalidArgumentError where a format cannot represent a value of this magnitude."""
+    """Raise InvalidArgumentError if a format cannot represent a value of this magnitude."""
     if not np.isfinite(largest):
         raise InvalidArgumentError(f"Values that are not finite cannot be stored as {format.name}.")
-    if largest > _LARGEST and format.scale_dtype != "float32":
+    if largest > _MAX_FLOAT16 and format.scale_dtype != "float32":
         raise InvalidArgumentError(
             f"A value of magnitude {largest:g} cannot be stored as {format.name}: its scales are float16, up to "
-            f"{_LARGEST:g}."
+            f"{_MAX_FLOAT16:g}."
         )
 
 
 def _int8_symmetric(x: Array) -> tuple[Array, Array]:
-    """Quantise to 8 bits: the largest magnitude is 127 steps, and errors are at max_code half a step.
+    """Quantise to 8 bits: the largest magnitude is 127 scales, and errors are at most half a scale.
 
-    A denormal scale, of few bits, is rounded up where 127.5 steps would not reach the largest magnitude.
+    A denormal scale, which has few bits, is rounded up if 127.5 scales would be less than the largest magnitude.
     """
     largest = np.abs(x).max(-1)
     scales = (largest / np.float32(127)).astype(np.float16)
@@ -220,14 +222,17 @@ def _int8_symmetric(x: Array) -> tuple[Array, Array]:
     return np.clip(_rounded_codes(x, scales), -127, 127), scales
 
 
-def _int4_symmetric(x: Array, lengths: Array, bits: int, importance: Array | None = None) -> tuple[Array, Array]:
-    """Quantise to codes from −2^(bits−1) on: the value of largest magnitude, of either sign, has a negative code."""
+def _low_bit_symmetric(x: Array, lengths: Array, bits: int, importance: Array | None = None) -> tuple[Array, Array]:
+    """Quantise to 4, 5 or 6 bits, codes −2^(bits−1) to 2^(bits−1) − 1.
+
+    The value of largest magnitude has a negative code, so the scale has the opposite sign of that value.
+    """
     half = 1 << (bits - 1)
     position = np.abs(x).argmax(-1)[..., None]
     peak = np.take_along_axis(x, position, -1)[..., 0]
-    wide = x.astype(np.float64)
-    typical = np.sqrt(sum_in_order(wide * wide) / lengths).astype(np.float32)
-    weights = (typical[..., None] + np.abs(x)).astype(np.float64)
+    x_float64 = x.astype(np.float64)
+    rms = np.sqrt(sum_in_order(x_float64 * x_float64) / lengths).astype(np.float32)
+    weights = (rms[..., None] + np.abs(x)).astype(np.float64)
     if importance is not None:
         weights *= importance
     best = _BestCandidate(x, weights)
@@ -235,9 +240,9 @@ def _int4_symmetric(x: Array, lengths: Array, bits: int, importance: Array | Non
         scales = (peak / np.float32(-steps)).astype(np.float16)
         for fit in range(_NUM_FITS + 1):
             codes = np.clip(_rounded_codes(x, scales), -half, half - 1)
-            best.offer(codes, scales, np.float32(0))
+            best.update(codes, scales, np.float32(0))
             if fit < _NUM_FITS:
-                scales = _fitted_scale(wide, codes.astype(np.float64), weights)
+                scales = _fitted_scale(x_float64, codes.astype(np.float64), weights)
     return best.codes, best.scales
 
 
@@ -253,55 +258,56 @@ def _with_zero_points(x: Array, bits: int, importance: Array | None = None) -> t
     """Quantise to codes from 0; the zero point is a code, so that zero is exact."""
     max_code = np.float32((1 << bits) - 1)
     low, high = np.minimum(x.min(-1), 0), np.maximum(x.max(-1), 0)
-    extent = high - low
+    span = high - low
     best = _BestCandidate(x, importance)
     for steps in _CANDIDATE_RANGES_WITH_ZERO[bits]:
-        scales = (extent / np.float32(steps)).astype(np.float16)
+        scales = (span / np.float32(steps)).astype(np.float16)
         below_zero = -low * min(np.float32(steps), max_code)
-        zeros = np.rint(np.divide(below_zero, extent, out=np.zeros_like(below_zero), where=scales != 0))
+        zeros = np.rint(np.divide(below_zero, span, out=np.zeros_like(below_zero), where=scales != 0))
         codes = np.clip(_rounded_codes(x, scales) + zeros[..., None], 0, max_code)
-        best.offer(codes, scales, zeros)
+        best.update(codes, scales, zeros)
     return best.codes, best.scales, best.zeros
 
 
-def encode_affine(format: WeightFormat, array: Array, importance: Array | None = None) -> Codes:
-    """Quantise to codes with a float16 scale and offset for each block; InvalidArgumentError as of `encode`.
+def encode_affine(format: WeightFormat, array: Array, importance: Array | None = None) -> QuantizedArrays:
+    """Quantise a floating-point array [N, K] to codes from 0 with a float16 scale and offset for each block.
 
-    Codes are from 0. A shorter last block is quantised without padding, which would affect its offset.
+    A shorter last block is quantised without padding, which would affect its offset. Errors are those of `encode`.
     """
     rows, columns = array.shape
     codes = np.empty(array.shape, np.uint8)
     scales, offsets = np.empty((2, rows, format.num_blocks(columns)), np.float16)
     length = format.block or max(columns, 1)
-    whole = columns // length
+    num_full = columns // length
     for chunk in row_chunks(array.shape):
         values = array[chunk].astype(np.float32)
         check_values(values, format)
-        for first, last, begin, end in ((0, whole, 0, whole * length), (whole, whole + 1, whole * length, columns)):
+        split = num_full * length
+        for first, last, begin, end in ((0, num_full, 0, split), (num_full, num_full + 1, split, columns)):
             if begin == end:
                 continue
             blocked = strided_blocks(values[:, begin:end].reshape(len(values), last - first, -1))
             weights = None if importance is None else importance[begin:end].reshape(last - first, -1)
-            found, scales[chunk, first:last], offsets[chunk, first:last] = _affine(blocked, format.bits, weights)
-            codes[chunk, begin:end] = found.reshape(len(values), -1)
-    return Codes(codes, scales, None, offsets)
+            block_codes, scales[chunk, first:last], offsets[chunk, first:last] = _affine(blocked, format.bits, weights)
+            codes[chunk, begin:end] = block_codes.reshape(len(values), -1)
+    return QuantizedArrays(codes, scales, None, offsets)
 
 
 def _affine(x: Array, bits: int, importance: Array | None = None) -> tuple[Array, Array, Array]:
-    """Return codes, scales and offsets of blocks."""
+    """Quantise blocks [..., values] to codes from 0 with a scale and an offset for each block; return all three."""
     max_code = np.float32((1 << bits) - 1)
     low, high = x.min(-1), x.max(-1)
-    extent, middle = high - low, np.float32(0.5) * low + np.float32(0.5) * high
+    span, middle = high - low, np.float32(0.5) * low + np.float32(0.5) * high
     best = _BestCandidate(x, importance)
     for steps in _CANDIDATE_RANGES_WITH_OFFSET[bits]:
-        scales = _to_float16(extent / np.float32(steps))
+        scales = _to_float16(span / np.float32(steps))
         offsets = _to_float16(middle - np.float32(0.5) * max_code * scales.astype(np.float32))
         codes = affine_codes(x, scales, offsets, max_code)
-        best.offer(codes, scales, np.float32(0), offsets)
+        best.update(codes, scales, np.float32(0), offsets)
         for _ in range(_NUM_FITS):
             scales, offsets = _fitted_affine(x, codes, importance)
             codes = affine_codes(x, scales, offsets, max_code)
-            best.offer(codes, scales, np.float32(0), offsets)
+            best.update(codes, scales, np.float32(0), offsets)
     return best.codes, best.scales, best.offsets
 
 
@@ -313,19 +319,19 @@ def affine_codes(x: Array, scales: Array, offsets: Array, max_code: np.float32) 
 
 
 def _fitted_affine(x: Array, codes: Array, importance: Array | None) -> tuple[Array, Array]:
-    """Return scale and offset of least squared error for given codes; a scale of 0 where all codes are equal."""
-    wide = codes.astype(np.float64)
+    """Return the scale and offset of least squared error for given codes; the scale is 0 if all codes are equal."""
+    codes = codes.astype(np.float64)
     if importance is None:
         count: Any = float(x.shape[-1])
-        weighted_x, weighted_codes = x, wide
+        weighted_x, weighted_codes = x, codes
     else:
         count = sum_in_order(importance.astype(np.float64))
-        weighted_x, weighted_codes = x * importance, wide * importance
+        weighted_x, weighted_codes = x * importance, codes * importance
     sum_c, sum_cc, sum_x, sum_xc = (
         sum_in_order(weighted_codes),
-        sum_in_order(weighted_codes * wide),
+        sum_in_order(weighted_codes * codes),
         sum_in_order(weighted_x),
-        sum_in_order(weighted_x * wide),
+        sum_in_order(weighted_x * codes),
     )
     determinant = count * sum_cc - sum_c * sum_c
     slope = np.divide(
@@ -337,21 +343,20 @@ def _fitted_affine(x: Array, codes: Array, importance: Array | None) -> tuple[Ar
 
 def _to_float16(values: Array) -> Array:
     """Round to float16, clipped to its largest finite value; a negative zero becomes a positive one."""
-    return np.clip(values + np.float32(0), np.float32(-_LARGEST), np.float32(_LARGEST)).astype(np.float16)
+    return np.clip(values + np.float32(0), np.float32(-_MAX_FLOAT16), np.float32(_MAX_FLOAT16)).astype(np.float16)
 
 
 def _signs(x: Array, lengths: Array) -> tuple[Array, Array]:
-    """Quantise to 1 bit: the sign, times the block's mean magnitude. Zero counts as positive."""
+    """Quantise to 1 bit: codes are signs (zero counts as positive), the scale is the block's mean magnitude."""
     scales = (sum_in_order(np.abs(x)) / lengths).astype(np.float32).astype(np.float16)
     return np.where((x < 0) & (scales != 0)[..., None], -1, 1), scales
 
 
 def _rounded_codes(x: Array, scales: Array) -> Array:
     """Return x / scale, rounded; 0 where a scale is 0."""
-    wide = scales.astype(np.float32)
-    inverse = inverses(wide)
-    steps: Array = np.rint(x * inverse[..., None])
-    return steps
+    inverse = inverses(scales.astype(np.float32))
+    codes: Array = np.rint(x * inverse[..., None])
+    return codes
 
 
 def inverses(values: Array) -> Array:
@@ -368,7 +373,10 @@ def sum_in_order(values: Array) -> Array:
 
 
 class _BestCandidate:
-    """The candidate of least error so far, for each block. Mutable."""
+    """The candidate of least error so far, for each block [..., values] of x. Mutable.
+
+    `weights` are those of squared errors, None for equal ones.
+    """
 
     def __init__(self, x: Array, weights: Array | None = None) -> None:
         self.codes = np.zeros_like(x)
@@ -378,8 +386,8 @@ class _BestCandidate:
         self._x, self._weights = x, weights
         self._errors = np.full(x.shape[:-1], np.inf)
 
-    def offer(self, codes: Array, scales: Array, zeros: Array | np.float32, offsets: Array | None = None) -> None:
-        """Take a candidate for the blocks in which its (weighted) squared error is less than that of all before."""
+    def update(self, codes: Array, scales: Array, zeros: Array | np.float32, offsets: Array | None = None) -> None:
+        """Use a candidate for the blocks in which its (weighted) squared error is less than those of all before it."""
         values = scales.astype(np.float32)[..., None] * (codes - np.asarray(zeros)[..., None])
         if offsets is not None:
             values += offsets.astype(np.float32)[..., None]

@@ -2,13 +2,17 @@
 
     rms_norm(x: F[..., D], weight: F[D]; eps: float = 1e-06) -> (out: F[..., D])
 
-Left of `;` are tensors, right of it attributes. `F` is the operator's floating-point type, `W` a weight in any weight
-format whose values have the type `F`, `q8` codes in one of `CODE_DTYPES`, the same for all tensors of the operator, and
-`f32`, `i32`, `i64` are dtypes. Names in brackets are dims: the first use binds, later ones must agree. `?` marks an
-optional tensor. An output written `k_out: F[N, K, P, C] = k_cache` is the same memory as that input, changed in place;
-`out: F[T] ~ x` may share it. A leading `...` is any number of dims, `#...` as many that are broadcast to `...`, and
-`reduce(...)` a function of them and of attributes (`ops.shape_functions`). Attributes are `int`, `float`, `bool` or
-`ints`, a list of integers.
+Tensors are on the left of `;`, attributes on the right.
+
+- Types: `F` is the operator's floating-point type; `W` is a weight in any weight format, whose values have the type
+  `F`; `q8` are 8-bit quantised values (codes) in one of `CODE_DTYPES`, the same for all tensors of the operator; `f32`,
+  `i32`, `i64`, `i8` and `u8` are dtypes. `?` marks an optional tensor.
+- Dims are the names in brackets. A name has one size in all tensors of the operator. A leading `...` is any number of
+  dims, `#...` as many that are broadcast to `...`, and `reduce(...)` a function of them and of attributes
+  (`ops.shape_inference`).
+- Memory: an output written `k_out: F[N, K, P, C] = k_cache` is the memory of that input, changed in place; the output
+  `out: F[T] ~ x` may reuse the memory of x.
+- Attributes are `int`, `float`, `bool` or `ints`, a list of integers.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from typing import Any, Protocol, TypeVar
 from aethermind.errors import OperatorError
 from aethermind.hal.dtype import DType
 from aethermind.hal.tensor import num_elements
-from aethermind.ops import shape_patterns
+from aethermind.ops import shape_inference
 from aethermind.ops.dims import Shape, resolve
 
 __all__ = ["Attribute", "AttributeSpec", "CODE_DTYPES", "OpBuilder", "OperatorSchema", "TensorSpec", "TensorType"]
@@ -31,9 +35,9 @@ Attribute = Any
 """An int, float or bool, or a tuple of ints; the schema knows which."""
 
 CODE_DTYPES = (DType.INT8, DType.FLOAT8_E4M3FN)
-"""The dtypes of quantised rows, each of which has a scale."""
+"""The dtypes of rows that are quantised with one scale each, such as the heads in a quantised KV cache."""
 
-_CONCRETE = {
+_FIXED_DTYPES = {
     "f32": DType.FLOAT32,
     "i32": DType.INT32,
     "i64": DType.INT64,
@@ -42,6 +46,7 @@ _CONCRETE = {
 }
 _ATTRIBUTE_TYPES: dict[str, type[Any]] = {"int": int, "float": float, "bool": bool, "ints": tuple}
 _ACCEPTED: dict[type[Any], type] = {int: Integral, float: Real}
+"""The abstract types whose values are converted to an attribute's type, so that NumPy's numbers are accepted."""
 _SIGNATURE = re.compile(r"^(\w+)\(([^;)]*)(?:;([^)]*))?\)\s*->\s*\((.*)\)$", re.DOTALL)
 _TENSOR = re.compile(r"^(\w+):\s*(\w+)\[([^\]]*)\](\?)?(?:\s*([=~])\s*(\w+))?$")
 _ATTRIBUTE = re.compile(r"^(\w+):\s*(\w+)(?:\s*=\s*(\S+))?$")
@@ -49,7 +54,7 @@ _ATTRIBUTE = re.compile(r"^(\w+):\s*(\w+)(?:\s*=\s*(\S+))?$")
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """The dtype and shape of a value; dims may be symbols."""
+    """The dtype and shape of a value; dims may be symbolic (`ops.dims`)."""
 
     dtype: DType
     shape: Shape
@@ -58,7 +63,7 @@ class TensorType:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
     def nbytes(self, symbols: Mapping[str, int]) -> int:
-        """Return the bytes of the elements when the symbols have these values."""
+        """Return the bytes of the elements; `symbols` maps the names of symbolic dims to their sizes."""
         return num_elements(resolve(self.shape, symbols)) * self.dtype.itemsize
 
 
@@ -66,6 +71,7 @@ class TensorType:
 class TensorSpec:
     """One tensor of a schema.
 
+    `kind` is its type as the schema writes it (F, W, q8 or a dtype), `pattern` its dims as the schema writes them.
     `alias` names the input whose memory an output is; `inplace` the one whose memory an output may reuse.
     """
 
@@ -78,12 +84,12 @@ class TensorSpec:
 
     def dtype(self, float_type: DType, code_type: DType = CODE_DTYPES[0]) -> DType:
         """Return the element type where F is `float_type` and codes are of `code_type`."""
-        return code_type if self.kind == "q8" else _CONCRETE.get(self.kind, float_type)
+        return code_type if self.kind == "q8" else _FIXED_DTYPES.get(self.kind, float_type)
 
 
 @dataclass(frozen=True, slots=True)
 class AttributeSpec:
-    """One attribute: its type (tuple where it is a list of integers), and its default or None where it is required."""
+    """One attribute: its type (tuple for a list of integers), and its default, None if the attribute is required."""
 
     name: str
     type: type[Any]
@@ -104,9 +110,9 @@ class OperatorSchema:
     def parse(cls, text: str) -> OperatorSchema:
         """Parse a signature; AssertionError where it is malformed, which is a programming error."""
         text = " ".join(text.split())
-        found = _SIGNATURE.match(text)
-        assert found, f"malformed operator signature: {text}"
-        name, inputs, attributes, outputs = found.groups()
+        match = _SIGNATURE.match(text)
+        assert match, f"malformed operator signature: {text}"
+        name, inputs, attributes, outputs = match.groups()
         return cls(
             name,
             tuple(_parse_tensor(part) for part in _split(inputs)),
@@ -117,7 +123,7 @@ class OperatorSchema:
 
     @property
     def is_view(self) -> bool:
-        """Whether the operator only changes the shape of its input, so that nothing runs."""
+        """Whether the operator only changes the shape of its input, so that it needs no kernel."""
         if len(self.outputs) != 1:
             return False
         output = self.outputs[0]
@@ -140,7 +146,10 @@ class OperatorSchema:
         return completed
 
     def _checked(self, spec: AttributeSpec, value: Attribute) -> Attribute:
-        """Return a value in its attribute's type: an integer may be a float or a list, and any sequence a list."""
+        """Return a value converted to its attribute's type; OperatorError if it cannot be.
+
+        An integer is accepted for a float or a list, any sequence of integers for a list.
+        """
         fits, checked = False, value
         if spec.type is tuple:
             checked = tuple(value) if isinstance(value, Sequence) else (value,)
@@ -151,9 +160,9 @@ class OperatorSchema:
         elif isinstance(value, _ACCEPTED[spec.type]):
             fits, checked = True, spec.type(value)
         if not fits:
-            wanted = "ints" if spec.type is tuple else spec.type.__name__
+            expected = "ints" if spec.type is tuple else spec.type.__name__
             raise OperatorError(
-                f"Operator {self.name}: attribute {spec.name!r} should be of type {wanted}, got {value!r}. "
+                f"Operator {self.name}: attribute {spec.name!r} should be of type {expected}, got {value!r}. "
                 f"Signature: {self.text}"
             )
         return checked
@@ -163,7 +172,7 @@ class OperatorSchema:
     ) -> tuple[TensorType, ...]:
         """Return the types of the outputs; OperatorError when the inputs do not fit the signature.
 
-        `attributes` are complete. `float_type` is needed only where no input determines F.
+        `attributes` has every attribute (see `complete`). `float_type` is F; None if an input has the type F.
         """
         if len(inputs) != len(self.inputs):
             raise OperatorError(
@@ -171,45 +180,45 @@ class OperatorSchema:
             )
         binding: dict[str, Any] = {}
         code_type: DType | None = None
-        for spec, given in zip(self.inputs, inputs, strict=True):
-            if given is None:
+        for spec, type in zip(self.inputs, inputs, strict=True):
+            if type is None:
                 if not spec.is_optional:
                     raise OperatorError(f"Operator {self.name} needs the input {spec.name!r}. Signature: {self.text}")
                 continue
-            if spec.kind in "FW" and given.dtype.is_floating:
-                float_type = float_type or given.dtype
-            if spec.kind == "q8" and given.dtype in CODE_DTYPES:
-                code_type = code_type or given.dtype
-            wanted = self._wanted(spec, float_type, code_type)
+            if spec.kind in "FW" and type.dtype.is_floating:
+                float_type = float_type or type.dtype
+            if spec.kind == "q8" and type.dtype in CODE_DTYPES:
+                code_type = code_type or type.dtype
+            expected = self._expected_dtype(spec, float_type, code_type)
             problem = (
-                f"dtype should be {wanted}"
-                if given.dtype is not wanted
-                else shape_patterns.match(spec.pattern, given.shape, binding)
+                f"dtype should be {expected}"
+                if type.dtype is not expected
+                else shape_inference.match(spec.pattern, type.shape, binding)
             )
             if problem:
                 raise OperatorError(
-                    f"Operator {self.name}: input {spec.name!r} is {given}, but {problem}. Signature: {self.text}"
+                    f"Operator {self.name}: input {spec.name!r} is {type}, but {problem}. Signature: {self.text}"
                 )
         binding.update(attributes)
-        resolved = (float_type or DType.FLOAT32, code_type or CODE_DTYPES[0])
+        dtypes = (float_type or DType.FLOAT32, code_type or CODE_DTYPES[0])
         try:
-            shapes = [shape_patterns.evaluate(spec.pattern, binding) for spec in self.outputs]
+            shapes = [shape_inference.evaluate(spec.pattern, binding) for spec in self.outputs]
         except OperatorError as error:
             raise OperatorError(f"Operator {self.name}: {error} Signature: {self.text}") from None
-        return tuple(TensorType(spec.dtype(*resolved), shape) for spec, shape in zip(self.outputs, shapes, strict=True))
+        return tuple(TensorType(spec.dtype(*dtypes), shape) for spec, shape in zip(self.outputs, shapes, strict=True))
 
     @staticmethod
-    def _wanted(spec: TensorSpec, float_type: DType | None, code_type: DType | None) -> DType | str:
-        """Return what an input's dtype should be, given F and the code dtype where earlier inputs bound them."""
+    def _expected_dtype(spec: TensorSpec, float_type: DType | None, code_type: DType | None) -> DType | str:
+        """Return what an input's dtype should be, or a description of it if no earlier input determines F or q8."""
         if spec.kind == "q8":
             return code_type or " or ".join(map(str, CODE_DTYPES))
-        return spec.dtype(float_type) if float_type else _CONCRETE.get(spec.kind, "a floating-point type")
+        return spec.dtype(float_type) if float_type else _FIXED_DTYPES.get(spec.kind, "a floating-point type")
 
     def float_type(self, inputs: Sequence[TensorType | None]) -> DType:
-        """Return the dtype of F for these inputs (float32 where the operator has no F)."""
-        for spec, given in zip(self.inputs, inputs, strict=True):
-            if given is not None and spec.kind in "FW":
-                return given.dtype
+        """Return the dtype of F for these inputs (float32 if the operator has no F)."""
+        for spec, type in zip(self.inputs, inputs, strict=True):
+            if type is not None and spec.kind in "FW":
+                return type.dtype
         return DType.FLOAT32
 
 
@@ -217,21 +226,22 @@ V_contra = TypeVar("V_contra", contravariant=True)
 
 
 class OpBuilder(Protocol[V_contra]):
-    """The interface that decompositions use; the graph builder and the reference runner implement it."""
+    """The interface through which decompositions apply operators: to values of a graph, or to arrays at once."""
 
     def op(self, name: str, *inputs: V_contra | None, **attributes: Attribute) -> Any:
         """Apply an operator; return its output, or a tuple where it has several."""
 
 
 def _split(text: str) -> list[str]:
+    """Split at the commas that are not in brackets."""
     return [part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip()]
 
 
 def _parse_tensor(text: str) -> TensorSpec:
-    found = _TENSOR.match(text)
-    assert found, f"malformed tensor in an operator signature: {text}"
-    name, kind, pattern, optional, relation, other = found.groups()
-    assert kind in "FW" or kind == "q8" or kind in _CONCRETE, f"unknown tensor kind {kind!r} in: {text}"
+    match = _TENSOR.match(text)
+    assert match, f"malformed tensor in an operator signature: {text}"
+    name, kind, pattern, optional, relation, other = match.groups()
+    assert kind in "FW" or kind == "q8" or kind in _FIXED_DTYPES, f"unknown tensor kind {kind!r} in: {text}"
     return TensorSpec(
         name,
         kind,
@@ -243,12 +253,12 @@ def _parse_tensor(text: str) -> TensorSpec:
 
 
 def _parse_attribute(text: str) -> AttributeSpec:
-    found = _ATTRIBUTE.match(text)
-    assert found, f"malformed attribute in an operator signature: {text}"
-    name, type_name, default = found.groups()
-    kind = _ATTRIBUTE_TYPES[type_name]
+    match = _ATTRIBUTE.match(text)
+    assert match, f"malformed attribute in an operator signature: {text}"
+    name, type_name, default = match.groups()
+    type = _ATTRIBUTE_TYPES[type_name]
     if default is None:
-        return AttributeSpec(name, kind, None)
-    if kind is tuple:
-        return AttributeSpec(name, kind, tuple(int(each) for each in default.strip("[]").split(",") if each))
-    return AttributeSpec(name, kind, (default == "True") if kind is bool else kind(default))
+        return AttributeSpec(name, type, None)
+    if type is tuple:
+        return AttributeSpec(name, type, tuple(int(each) for each in default.strip("[]").split(",") if each))
+    return AttributeSpec(name, type, (default == "True") if type is bool else type(default))

@@ -12,8 +12,8 @@ grammar:
     int8_g64, int4_zp_g128  the number of values that share a scale (group size), a multiple of 32
     int8_channel            one scale per row (per-channel)
 
-`mxfp4` has floating-point elements of 4 bits and powers of two as scales (`aethermind.ops.mxfp4`); `fp8` has elements
-of 8 bits and a float32 scale per row (`aethermind.ops.fp8`).
+`mxfp4` has floating-point elements of 4 bits and powers of two as scales; `fp8` has elements of 8 bits and a float32
+scale per row (`aethermind.ops.float_formats`).
 """
 
 from __future__ import annotations
@@ -71,11 +71,12 @@ _SUPER_BLOCK_SIZE = 256
 @deprecated_fields(until="0.4", super_block="super_block_size")
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """A weight format: `block` values along K share a float16 scale (0: all of a row); the last block may be shorter.
+    """A weight format: each value is a code of `bits` bits, and `block` values along K, a block, share a float16 scale.
 
-    A block has a zero point, an offset or neither, never both. If `super_block_size` is not 0, scales and offsets are
-    6-bit integers, each times a float16 scale that `super_block_size` values along K share (GGUF's `d` and `dmin`). The
-    last super-block may be shorter. `super_block` is the deprecated name of `super_block_size`.
+    If `block` is 0, a row is one block; else the last block of a row may be shorter. A block has a zero point, an
+    offset or neither, never both. If `super_block_size` is not 0, scales and offsets are 6-bit integers, each times a
+    float16 scale that `super_block_size` values along K share (GGUF's `d` and `dmin`). The last super-block may be
+    shorter. `super_block` is the deprecated name of `super_block_size`.
 
     A plugin's format is a subclass with its own `quantize`, `dequantize` and `nbytes`. Rows are quantised independently
     of each other, so they may be passed in chunks.
@@ -100,7 +101,7 @@ class WeightFormat:
 
     @property
     def stride(self) -> int:
-        """The number of values along K at whose multiples a row may be split: a block or super-block; 0: nowhere."""
+        """The values of a block or super-block: a row may be split at multiples of this number; not at all if 0."""
         return self.super_block_size or self.block
 
     def num_blocks(self, num_columns: int) -> int:
@@ -146,14 +147,14 @@ class WeightFormat:
 @deprecated_fields(until="0.4", units="super_block_scales")
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
-    """A quantised weight [N, K], its codes not packed.
+    """A quantised weight [N, K]: an integer code for each value, one in an element, and scales for blocks of a row.
 
     `codes` [N, K] are int8, or uint8 in formats with zero points or offsets; `scales` [N, blocks] are float16, of
-    either sign; `zeros` [N, blocks] are uint8 or None, `offsets` float16 or None.
+    either sign; `zeros` [N, blocks], the zero points, are uint8 or None; `offsets` are float16 or None.
 
     If the format has super-blocks, scales and offsets are uint8, up to 63, and are multiplied by the float16
     `super_block_scales` [N, super-blocks, 2] of either sign: one for scales, one for offsets. These are None otherwise.
-    `units` is their deprecated name. A format of its own may have other dtypes (`WeightFormat.code_dtype`).
+    `units` is their deprecated name. A plugin's format may have other dtypes (`WeightFormat.code_dtype`).
 
     InvalidArgumentError if dtypes or shapes do not fit the format.
     """
@@ -171,7 +172,7 @@ class QuantizedWeight:
         blocks = (rows, self.format.num_blocks(columns))
         has_super_blocks = bool(self.format.super_block_size)
         scale_dtype = self.format.scale_dtype
-        wanted: dict[str, tuple[Array, str, tuple[int, ...]]] = {
+        expected: dict[str, tuple[Array, str, tuple[int, ...]]] = {
             "codes": (self.codes, self.format.code_dtype, (rows, columns)),
             "scales": (self.scales, scale_dtype, blocks),
             **({"zeros": (self.zeros, "uint8", blocks)} if has_zeros else {}),
@@ -179,13 +180,13 @@ class QuantizedWeight:
         }
         if has_super_blocks:
             super_blocks = (rows, self.format.num_super_blocks(columns), 2)
-            wanted["super_block_scales"] = (self.super_block_scales, "float16", super_blocks)
-        for part, (array, dtype, shape) in wanted.items():
-            found = None if array is None else (str(array.dtype), array.shape)
-            if found != (dtype, shape):
+            expected["super_block_scales"] = (self.super_block_scales, "float16", super_blocks)
+        for field, (array, dtype, shape) in expected.items():
+            actual = None if array is None else (str(array.dtype), array.shape)
+            if actual != (dtype, shape):
                 raise InvalidArgumentError(
-                    f"The {part} of a weight in {self.format.name} should be {dtype}{list(shape)}, got "
-                    + ("none." if found is None else f"{found[0]}{list(found[1])}.")
+                    f"The {field} of a weight in {self.format.name} should be {dtype}{list(shape)}, got "
+                    + ("none." if actual is None else f"{actual[0]}{list(actual[1])}.")
                 )
 
     @property
@@ -199,7 +200,7 @@ class QuantizedWeight:
         return self.take_rows(slice(begin, end))
 
     def take_rows(self, index: Any) -> QuantizedWeight:
-        """Return the rows that NumPy's indexing by `index` selects, in its order."""
+        """Return the rows that NumPy's indexing by `index` selects: `codes[index]` and so on."""
         optional = (self.zeros, self.offsets, self.super_block_scales)
         selected = (None if array is None else array[index] for array in optional)
         return QuantizedWeight(self.format, self.codes[index], self.scales[index], *selected)
@@ -226,13 +227,13 @@ class _Mxfp4(WeightFormat):
 
     def quantize(self, array: Array) -> QuantizedWeight:
         """Quantise a floating-point array [N, K]; InvalidArgumentError for values that are not finite."""
-        from aethermind.ops.mxfp4 import encode_mxfp4
+        from aethermind.ops.float_formats import encode_mxfp4
 
         return QuantizedWeight(self, *encode_mxfp4(array))
 
     def dequantize(self, weight: QuantizedWeight, dtype: Any = "float32") -> Array:
         """Return the values of a weight of this format, exact in float32, as an array of `dtype`."""
-        from aethermind.ops.mxfp4 import dequantize_mxfp4
+        from aethermind.ops.float_formats import dequantize_mxfp4
 
         return dequantize_mxfp4(weight, dtype)
 
@@ -262,13 +263,13 @@ class _Fp8(WeightFormat):
 
     def quantize(self, array: Array) -> QuantizedWeight:
         """Quantise a floating-point array [N, K]; InvalidArgumentError for values that are not finite."""
-        from aethermind.ops.fp8 import encode_fp8
+        from aethermind.ops.float_formats import encode_fp8
 
         return QuantizedWeight(self, *encode_fp8(array, self.block))
 
     def dequantize(self, weight: QuantizedWeight, dtype: Any = "float32") -> Array:
         """Return the values of a weight of this format, products in float32, as an array of `dtype`."""
-        from aethermind.ops.fp8 import dequantize_fp8
+        from aethermind.ops.float_formats import dequantize_fp8
 
         return dequantize_fp8(weight, dtype)
 
@@ -278,8 +279,9 @@ FP8 = _Fp8("fp8", bits=8, block=0, has_zero_point=False)
 
 
 def fp8_in_blocks(block: int) -> WeightFormat:
-    """Return the format of FP8 checkpoints with a scale for so many columns, which no kernel reads: devices hold such
-    weights in another format.
+    """Return the format of FP8 checkpoints with a scale for each `block` columns of a row.
+
+    No kernel reads it: devices hold such weights in another format.
     """
     return _Fp8(f"fp8_g{block}", bits=8, block=block, has_zero_point=False)
 
@@ -289,7 +291,7 @@ def is_fp8_in_blocks(format: WeightFormat) -> bool:
     return isinstance(format, _Fp8) and format.block > 0
 
 
-_NAMED = {format.name: format for format in (MXFP4, FP8)}
+_FLOAT_FORMATS = {format.name: format for format in (MXFP4, FP8)}
 
 
 def parse_format(name: str) -> WeightFormat | None:
@@ -298,30 +300,33 @@ def parse_format(name: str) -> WeightFormat | None:
         return WeightFormat(
             name, 4, _DEFAULT_BLOCK, has_zero_point=False, has_offset=True, super_block_size=_SUPER_BLOCK_SIZE
         )
-    if name in _NAMED:
-        return _NAMED[name]
-    found = _NAME.fullmatch(name)
-    if found is None:
+    if name in _FLOAT_FORMATS:
+        return _FLOAT_FORMATS[name]
+    match = _NAME.fullmatch(name)
+    if match is None:
         return None
-    bits = int(found[1])
-    block = 0 if found[4] else int(found[3] or _DEFAULT_BLOCK)
-    if block % 32 or block > _MAX_BLOCK or (found[2] and bits < 4):
+    bits = int(match[1])
+    block = 0 if match[4] else int(match[3] or _DEFAULT_BLOCK)
+    if block % 32 or block > _MAX_BLOCK or (match[2] and bits < 4):
         return None
     canonical = name.removesuffix(f"_g{_DEFAULT_BLOCK}")
     return WeightFormat(
-        canonical, bits, block, has_zero_point=found[2] == "_zp" or bits == 2, has_offset=found[2] == "_offset"
+        canonical, bits, block, has_zero_point=match[2] == "_zp" or bits == 2, has_offset=match[2] == "_offset"
     )
 
 
 def one_level_format(format: WeightFormat) -> WeightFormat:
-    """Return the format without super-blocks, with float16 scales and offsets, that has the same codes as `format`."""
-    found = parse_format(f"int{format.bits}_offset_g{format.block}")
-    assert found is not None, "the grammar has offsets for blocks of any size"
-    return found
+    """Return the format with the codes of `format` whose scales and offsets are float16, without super-blocks."""
+    one_level = parse_format(f"int{format.bits}_offset_g{format.block}")
+    assert one_level is not None, "the grammar has offsets for blocks of any size"
+    return one_level
 
 
 def without_super_blocks(weight: QuantizedWeight) -> QuantizedWeight:
-    """Return the same codes with float16 scales and offsets, which are rounded by at most 2⁻¹², relatively."""
+    """Return a weight in `one_level_format`: the same codes, scales and offsets rounded to float16.
+
+    The relative rounding error is at most 2⁻¹².
+    """
     from aethermind.ops.quantization import float16_scales
 
     return QuantizedWeight(one_level_format(weight.format), weight.codes, *float16_scales(weight))
@@ -367,6 +372,6 @@ class WeightFormatRegistry:
         from difflib import get_close_matches
 
         known = [*self.names(), DENSE]
-        near = get_close_matches(name, known, n=2)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        close = get_close_matches(name, known, n=2)
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
         raise InvalidArgumentError(f"Unknown weight format {name!r}.{hint} Known: {', '.join(known)}.")

@@ -10,7 +10,7 @@ import numpy as np
 from aethermind.dispatch.reference import evaluate, rounded_inputs
 from aethermind.errors import OperatorError
 from aethermind.ops.operator import Array, Operator, OperatorRegistry
-from aethermind.ops.shape_patterns import BROADCAST, REST
+from aethermind.ops.shape_inference import BROADCAST, REST
 from aethermind.runtime import OpenDevice
 from aethermind.testing.operator_calls import KernelCall, KernelCase, assert_same_bits, other_values
 

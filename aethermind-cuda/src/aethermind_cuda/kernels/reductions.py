@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from math import prod
 
-from aethermind.ops.shape_functions import positive_dims
+from aethermind.ops.shape_inference import positive_dims
 from aethermind_cuda.kernels._common import cuda_kernel, div_up, threads_for
 from aethermind_cuda.kernels._loops import Loop, joined_loops, loops_argument, row_major_strides
 from aethermind_cuda.launch import Call, DeviceArray, Launch

@@ -333,7 +333,7 @@ def _adds_to(reader: Node, value: Value) -> bool:
 
 
 def _fits(wanted: int | Partial | None, axis: int | Partial | None, may_take_heads: bool) -> bool:
-    """Whether a rule accepts an input that is sharded along `axis` or, with `may_take_heads`, a whole one with heads."""
+    """Whether a rule accepts an input sharded along `axis`, or, with `may_take_heads`, a whole one with heads."""
     return wanted == axis or (may_take_heads and axis is None and wanted == HEADS)
 
 

@@ -1,7 +1,7 @@
-"""The core's operators: one page each, in modules by family.
+"""The core's operators, in modules by family.
 
-A page is an `Operator`: schema, reference, samples, tolerances. `load` imports the modules and with them NumPy; this
-package does not.
+Each operator is one `Operator` with schema, reference, samples and tolerances, called its page. `load` imports the
+modules and with them NumPy; this package does not.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ __all__ = ["NAMES", "load", "page"]
 
 _MODULES: Mapping[str, tuple[str, ...]] = {
     "rows": ("embedding", "position_embedding", "scatter_rows", "gather_rows"),
-    "rope": ("rope_table", "rope"),
+    "rope": ("rope_table", "rope", "shift_keys", "shift_keys_quantized"),
     "norms": ("rms_norm", "add_rms_norm", "layer_norm", "gated_rms_norm"),
-    "matrix_products": ("linear", "lm_head", "matmul"),
-    "lora": ("add_low_rank",),
+    "matrix_products": ("linear", "lm_head", "matmul", "add_low_rank"),
     "shapes": (
         "split_heads",
         "merge_heads",
@@ -36,7 +35,6 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     "reshaping": ("reshape", "permute", "expand"),
     "kv_cache_write": ("kv_cache_write", "kv_cache_write_quantized", "latent_cache_write"),
     "qkv_projection": ("qkv_rope_cache_write", "qkv_rope_cache_write_quantized"),
-    "key_shift": ("shift_keys", "shift_keys_quantized"),
     "paged_attention": ("paged_attention", "paged_attention_quantized"),
     "latent_attention": ("mla_attention", "linear_per_head"),
     "attention": ("attention", "alibi"),
@@ -55,8 +53,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     "feed_forward": ("gate_up_silu", "mlp_swiglu", "gate_up_gelu", "mlp_geglu", "ffn_relu", "ffn_gelu"),
     "routers": ("router_logits", "router_topk"),
     "mixture": ("moe_swiglu", "moe_gate_up_silu", "moe_linear", "moe_combine", "take_experts"),
-    "short_convolution": ("causal_conv1d",),
-    "recurrent": ("gated_delta_rule", "ssd_scan"),
+    "recurrent": ("causal_conv1d", "gated_delta_rule", "ssd_scan"),
     "reductions": ("sum", "mean", "prod", "max", "min", "argmax", "argmin"),
     "logits": ("suppress_tokens", "repetition_penalty", "bias_tokens", "mask_tokens"),
     "sampling": ("sample_tokens", "token_logprobs"),

@@ -1,4 +1,8 @@
-"""Range checks of index inputs: kernels do not check them, so eager calls do."""
+"""Range checks of index inputs, called before eager operators, because kernels do not check indices.
+
+Each check takes the index arrays and the shapes of all inputs and outputs, by name (`Operator.check`), and raises
+OperatorError.
+"""
 
 from __future__ import annotations
 
@@ -10,32 +14,32 @@ from aethermind.errors import OperatorError
 from aethermind.ops.operator import Array
 
 __all__ = [
-    "HIDDEN_KEYS",
+    "FREED_KEYS_MULTIPLE",
     "Shapes",
     "check_blocks",
-    "check_cuts",
+    "check_offsets",
     "check_heads",
     "check_shifted_blocks",
     "check_tokens_of_rows",
     "require_below",
-    "rows_of",
-    "slots_of_cache",
+    "index_check",
+    "check_slots",
 ]
 
-HIDDEN_KEYS = 128
-"""Keys that a window hides may lie in blocks that were freed, up to a multiple of so many."""
+FREED_KEYS_MULTIPLE = 128
+"""Blocks may be freed that end before the first key in the window of any query, rounded down to a multiple of this."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 Check = Callable[[Mapping[str, Array], Shapes], None]
 
 
-def rows_of(table: str, indices: str, *, axis: int = 0) -> Check:
+def index_check(table: str, indices: str, *, axis: int = 0) -> Check:
     """Return a check that every value of `indices` is a valid index along an axis of `table`."""
     return lambda arrays, shapes: require_below(indices, arrays[indices], shapes[table][axis])
 
 
-def slots_of_cache(arrays: Mapping[str, Array], shapes: Shapes) -> None:
-    """Check that the slots of `slot_mapping` are in `k_cache`, or negative."""
+def check_slots(arrays: Mapping[str, Array], shapes: Shapes) -> None:
+    """Check that each slot of `slot_mapping` is in `k_cache` or negative."""
     num_blocks, _, block_size, _ = shapes["k_cache"]
     slots = arrays["slot_mapping"]
     if slots.size and int(slots.max()) >= num_blocks * block_size:
@@ -45,22 +49,22 @@ def slots_of_cache(arrays: Mapping[str, Array], shapes: Shapes) -> None:
 
 
 def check_tokens_of_rows(arrays: Mapping[str, Array], shapes: Shapes) -> None:
-    """Check that `cu_tokens` are offsets of rows in `tokens`, and that those are columns of `logits`."""
+    """Check that `cu_tokens` are offsets of rows in `tokens`, and that tokens are columns of `logits`."""
     tokens = arrays["tokens"]
-    end = check_cuts("cu_tokens", arrays["cu_tokens"], len(tokens))
+    end = check_offsets("cu_tokens", arrays["cu_tokens"], len(tokens))
     require_below("tokens", tokens[:end], shapes["logits"][1])
 
 
 def check_blocks(arrays: Mapping[str, Array], shapes: Shapes) -> None:
-    """Check that every sequence has as many keys as queries at least, in blocks that are in `k_cache`.
+    """Check that every sequence has at least as many keys as queries, in blocks that are in `k_cache`.
 
-    Entries may be -1 for blocks that end before the first key that `window` shows to any query of the sequence, rounded
-    down to a multiple of HIDDEN_KEYS.
+    A table entry may be -1 if its block ends before the first key in the window of any query of the sequence, rounded
+    down to a multiple of FREED_KEYS_MULTIPLE.
     """
     check_heads(shapes["q"][1], shapes["k_cache"][1])
-    cuts, num_keys, tables = arrays["cu_seqlens_q"], arrays["seqlens_k"], arrays["block_tables"]
-    check_cuts("cu_seqlens_q", cuts, shapes["q"][0])
-    num_queries = np.diff(cuts)
+    cu_seqlens_q, num_keys, tables = arrays["cu_seqlens_q"], arrays["seqlens_k"], arrays["block_tables"]
+    check_offsets("cu_seqlens_q", cu_seqlens_q, shapes["q"][0])
+    num_queries = np.diff(cu_seqlens_q)
     if bool((num_keys < num_queries).any()):
         raise OperatorError("seqlens_k has sequences with fewer keys than queries; a query's own key counts.")
     num_blocks, _, block_size, _ = shapes["k_cache"]
@@ -73,17 +77,17 @@ def check_blocks(arrays: Mapping[str, Array], shapes: Shapes) -> None:
             f"{block_size}."
         )
     window = int(arrays.get("window", np.int64(0)))
-    num_hidden = np.zeros_like(num_used)
+    num_freed = np.zeros_like(num_used)
     if window > 0:
-        first_seen = np.maximum(num_keys - num_queries - window + 1, 0)
-        num_hidden = first_seen // HIDDEN_KEYS * HIDDEN_KEYS // block_size
+        first_visible = np.maximum(num_keys - num_queries - window + 1, 0)
+        num_freed = first_visible // FREED_KEYS_MULTIPLE * FREED_KEYS_MULTIPLE // block_size
     column = np.arange(tables.shape[1])
-    is_read = (column < num_used[:, None]) & ((column >= num_hidden[:, None]) | (tables != -1))
+    is_read = (column < num_used[:, None]) & ((column >= num_freed[:, None]) | (tables != -1))
     require_below("block_tables", tables[is_read], num_blocks)
 
 
 def check_shifted_blocks(arrays: Mapping[str, Array], shapes: Shapes) -> None:
-    """Check that `blocks` are in `k_cache`, are distinct, and have at least `num_tokens` slots."""
+    """Check that `blocks` are distinct blocks of `k_cache`, with at least `num_tokens` slots each."""
     num_blocks, _, block_size, _ = shapes["k_cache"]
     require_below("blocks", arrays["blocks"], num_blocks)
     require_below("num_tokens", arrays["num_tokens"], block_size + 1)
@@ -92,7 +96,7 @@ def check_shifted_blocks(arrays: Mapping[str, Array], shapes: Shapes) -> None:
 
 
 def check_heads(num_heads: int, num_kv_heads: int) -> None:
-    """Check that the number of query heads is a multiple of that of key heads."""
+    """Raise OperatorError unless the number of query heads is a multiple of that of key heads."""
     if num_kv_heads == 0 or num_heads % num_kv_heads:
         raise OperatorError(f"{num_heads} query heads are not a multiple of {num_kv_heads} key heads.")
 
@@ -105,10 +109,10 @@ def require_below(name: str, values: Array, bound: int) -> None:
         raise OperatorError(f"{name} holds {int(wrong[0])}, which is not from 0 to {bound - 1}.")
 
 
-def check_cuts(name: str, cuts: Array, num_items: int) -> int:
-    """Raise OperatorError unless `cuts` are ascending offsets into `num_items` items; returns the last one."""
-    if int(cuts[0]) < 0 or int(cuts[-1]) > num_items or bool((cuts[1:] < cuts[:-1]).any()):
+def check_offsets(name: str, offsets: Array, count: int) -> int:
+    """Raise OperatorError unless `offsets` ascend and are in 0 … `count`; return the last one."""
+    if int(offsets[0]) < 0 or int(offsets[-1]) > count or bool((offsets[1:] < offsets[:-1]).any()):
         raise OperatorError(
-            f"{name} should not decrease, begin at 0 or later and end at {num_items} at most, got {cuts}."
+            f"{name} should not decrease, begin at 0 or later and end at {count} at most, got {offsets}."
         )
-    return int(cuts[-1])
+    return int(offsets[-1])

@@ -1,8 +1,9 @@
 """States of recurrent layers: one slot per sequence, updated in place by the tokens of a step.
 
-T tokens of S sequences are concatenated; those of sequence s are rows cu_seqlens_q[s] to cu_seqlens_q[s+1] - 1, and its
-state is in slot state_slots[s] of N. A sequence whose seqlens_k equals its number of tokens is new: its state counts as
-zero, whatever the slot holds. A sequence without tokens in the step keeps its state.
+T tokens of S sequences are concatenated. The tokens of sequence s are rows cu_seqlens_q[s] to cu_seqlens_q[s+1] - 1,
+and its state is in slot state_slots[s] of N. seqlens_k[s] counts its tokens so far, those of the step included; if it
+equals the number of tokens in the step, the sequence is new, and its state counts as zero, whatever the slot holds. The
+state of a sequence without tokens in the step does not change.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aethermind.errors import OperatorError
-from aethermind.ops.catalog._index_checks import Shapes, check_cuts, require_below
+from aethermind.ops.catalog._index_checks import Shapes, check_offsets, require_below
 from aethermind.ops.catalog._sample_inputs import normal
 from aethermind.ops.operator import Array, Call
 
@@ -28,7 +29,7 @@ __all__ = [
 ]
 
 STATE_INPUTS = "cu_seqlens_q: i32[S+1], seqlens_k: i32[S], state_slots: i32[S]"
-"""The inputs of a schema that say which rows and which slot are each sequence's."""
+"""The inputs of a schema that say which rows and which slot belong to each sequence."""
 
 
 class SequenceRows(NamedTuple):
@@ -52,10 +53,10 @@ def sequences_of(cu_seqlens_q: Array, seqlens_k: Array, state_slots: Array) -> I
 
 
 def check_state_slots(arrays: Mapping[str, Array], shapes: Shapes) -> None:
-    """Check that sequences are not shorter than their rows, and that their slots are in `state` and distinct."""
-    cuts, lengths, slots = arrays["cu_seqlens_q"], arrays["seqlens_k"], arrays["state_slots"]
-    check_cuts("cu_seqlens_q", cuts, shapes["out"][0])
-    counts = np.diff(cuts)
+    """Check that seqlens_k are at least the tokens in the step, and that slots are in `state` and distinct."""
+    cu_seqlens_q, lengths, slots = arrays["cu_seqlens_q"], arrays["seqlens_k"], arrays["state_slots"]
+    check_offsets("cu_seqlens_q", cu_seqlens_q, shapes["out"][0])
+    counts = np.diff(cu_seqlens_q)
     if bool((lengths < counts).any()):
         raise OperatorError(f"seqlens_k should be at least the tokens of each sequence, {counts}, got {lengths}.")
     require_below("state_slots", slots, shapes["state"][0])
@@ -65,7 +66,7 @@ def check_state_slots(arrays: Mapping[str, Array], shapes: Shapes) -> None:
 
 
 def state_bytes(call: Call, name: str = "state") -> tuple[int, int]:
-    """Return the bytes of states that a call has to read, those of older sequences, and to write."""
+    """Return the bytes of states that a call has to read, those of sequences that are not new, and to write."""
     num_slots = max(call.shape(name)[0], 1)
     per_slot = call.bytes_in(name) // num_slots
     with_tokens = [(tokens, length) for tokens, length in call.sequences if tokens]
@@ -73,7 +74,7 @@ def state_bytes(call: Call, name: str = "state") -> tuple[int, int]:
 
 
 class StateBatch(NamedTuple):
-    """The tables of a ragged batch of a sample, and its number of slots and of rows, padding rows included."""
+    """A ragged batch of a sample: the inputs of `STATE_INPUTS`, and the numbers of slots and of rows (with padding)."""
 
     label: str
     cu_seqlens_q: Array
@@ -99,12 +100,12 @@ class StateBatch(NamedTuple):
 def state_batch(
     rng: np.random.Generator, label: str, sequences: Sequence[tuple[int, int]], num_padding_rows: int = 0
 ) -> StateBatch:
-    """Return a batch of (tokens in the step, tokens in all) sequences, in random slots of two more than there are."""
-    cuts = np.cumsum([0, *(tokens for tokens, _ in sequences)]).astype(np.int32)
+    """Return a batch of sequences, given as (tokens in the step, seqlens_k), in random slots; two slots are unused."""
+    cu_seqlens_q = np.cumsum([0, *(tokens for tokens, _ in sequences)]).astype(np.int32)
     lengths = np.array([length for _, length in sequences], np.int32)
     num_slots = len(sequences) + 2
     slots = rng.permutation(num_slots)[: len(sequences)].astype(np.int32)
-    return StateBatch(label, cuts, lengths, slots, num_slots, int(cuts[-1]) + num_padding_rows)
+    return StateBatch(label, cu_seqlens_q, lengths, slots, num_slots, int(cu_seqlens_q[-1]) + num_padding_rows)
 
 
 def state_batches(rng: np.random.Generator) -> Iterator[StateBatch]:

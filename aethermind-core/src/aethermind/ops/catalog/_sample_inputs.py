@@ -1,4 +1,4 @@
-"""Random inputs for the samples of several operators; floats are float64 of order one."""
+"""Random inputs for the samples of several operators. Floats are float64, with magnitudes around 1."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def vectors(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def weight(rng: np.random.Generator, num_outputs: int, num_inputs: int) -> Array:
-    """Return a weight scaled so that `x @ w.T` is of order one."""
+    """Return a weight [num_outputs, num_inputs] scaled so that `x @ w.T` has magnitudes around 1."""
     return rng.standard_normal((num_outputs, num_inputs)) / np.sqrt(max(num_inputs, 1))
 
 
@@ -105,7 +105,7 @@ def paged_batch(
     block_size: int,
     unused: float | None = None,
 ) -> PagedBatch:
-    """Return a batch of (number of queries, number of keys) sequences whose blocks are scattered over the cache.
+    """Return a batch of sequences, given as (number of queries, number of keys), with random blocks of the cache.
 
     Unused table entries are -1. Unused slots hold `unused`, or random values, so that a kernel that reads one fails.
     """

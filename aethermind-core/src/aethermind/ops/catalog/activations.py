@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from aethermind.ops.catalog._sample_inputs import same_shaped, vectors
-from aethermind.ops.catalog._tolerances import EXACT, ONE_ROUNDING, accumulated
-from aethermind.ops.operator import Array, Operator, Sample
+from aethermind.ops.operator import EXACT, ONE_ROUNDING, Array, Operator, Sample, accumulated
 from aethermind.ops.schema import OpBuilder, OperatorSchema
 
 __all__ = ["CLAMPED_SILU_MUL", "GELU", "RELU", "SIGMOID_MUL", "SILU", "SILU_MUL", "SOFTCAP", "SOFTMAX", "sigmoid"]
@@ -35,7 +34,7 @@ RELU = Operator(
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)) without overflow on either side."""
+    """Return 1 / (1 + exp(-x)), without overflow for large |x|."""
     small = np.exp(-np.abs(x))
     return np.where(x >= 0, 1, small) / (1 + small)
 
@@ -78,7 +77,7 @@ SIGMOID_MUL = Operator(
     # For very negative gates, exp overflows or is denormal in float32; zero is correct, too.
     tolerances=accumulated(absolute=1e-30),
 )
-"""A gate of attention's output (Qiu et al. 2025, arXiv:2505.06708)."""
+"""The gate of gated attention's output (Qiu et al. 2025, arXiv:2505.06708)."""
 
 
 def _silu_mul_decompose(b: OpBuilder[Array], gate: Array, up: Array) -> Array:
@@ -124,13 +123,13 @@ CLAMPED_SILU_MUL = Operator(
         -> (out: F[...] ~ gate)"""
     ),
     summary=(
-        "gate * sigmoid(alpha * gate) * (up + up_offset), element by element; with limit > 0 of min(gate, limit) and "
-        "clamp(up, -limit, limit)."
+        "gate * sigmoid(alpha * gate) * (up + up_offset), element by element; with limit > 0, gate is min(gate, "
+        "limit) and up is clamp(up, -limit, limit)."
     ),
     reference=_clamped_silu_mul_reference,
     samples=_clamped_silu_mul_samples,
     term_magnitudes=_clamped_silu_mul_magnitudes,
-    # For a very negative gate it may be zero, as in silu.
+    # For a very negative gate the result may be zero, as in silu.
     tolerances=accumulated(absolute=1e-30),
 )
 """The gating of gpt-oss (OpenAI 2025, arXiv:2508.10925): silu_mul with bounded inputs, a steeper sigmoid, an offset."""
@@ -189,7 +188,7 @@ CLAMP = Operator(
     samples=_clamp_samples,
     tolerances=ONE_ROUNDING,
 )
-"""A limit of ±limit, such as that of queries, keys and values in MPT and OLMoE (`clip_qkv`)."""
+"""Clamps to ±limit, such as queries, keys and values in MPT and OLMoE (`clip_qkv`)."""
 
 
 def _softcap_reference(x: Array, *, cap: float) -> Array:
@@ -211,7 +210,7 @@ SOFTCAP = Operator(
     samples=_softcap_samples,
     tolerances=ONE_ROUNDING,
 )
-"""A smooth limit of ±cap, such as that of Gemma 2's logits (Gemma Team 2024, arXiv:2408.00118)."""
+"""The soft cap, a smooth clamp to ±cap, such as that of Gemma 2's logits (Gemma Team 2024, arXiv:2408.00118)."""
 
 
 def _softmax_reference(x: Array) -> Array:

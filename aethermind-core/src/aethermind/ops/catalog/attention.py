@@ -9,8 +9,7 @@ import numpy as np
 
 from aethermind.ops.catalog._index_checks import check_heads
 from aethermind.ops.catalog._sample_inputs import large_scores, normal
-from aethermind.ops.catalog._tolerances import ONE_ROUNDING, accumulated
-from aethermind.ops.operator import Array, Call, Cost, Operator, Sample, visible_pairs
+from aethermind.ops.operator import ONE_ROUNDING, Array, Call, Cost, Operator, Sample, accumulated, visible_pairs
 from aethermind.ops.schema import OperatorSchema
 
 __all__ = ["ALIBI", "ATTENTION", "alibi_slopes"]
@@ -44,7 +43,7 @@ def _attention_by_row(q: Array, k: Array, v: Array, *, scale: float, causal: boo
 
 
 def _softmax_or_zero(scores: Array) -> Array:
-    """Return the softmax over the keys; weights are zero for a query without visible keys."""
+    """Return the softmax over the keys; zeros for a query without visible keys."""
     largest = scores.max(axis=-1, keepdims=True, initial=-np.inf)
     weights = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
     total = weights.sum(axis=-1, keepdims=True)
@@ -115,25 +114,25 @@ ATTENTION = Operator(
 
 
 def alibi_slopes(num_heads: int, max_bias: float = 8.0) -> Array:
-    """Return the paper's slope for each head (float64 [num_heads]).
+    """Return the slope of each head by the rule of the ALiBi paper (float64 [num_heads]).
 
-    For a power of two they are the geometric sequence from 2^(-max_bias/n) to 2^-max_bias; further heads take every
-    second slope of the sequence for the next power of two.
+    The first n heads, n being the largest power of two, have the slopes 2^(-max_bias/n), its square, and so on to
+    2^-max_bias. The other heads have every second slope of the sequence for 2 · n heads.
     """
     power = 1 << (num_heads.bit_length() - 1)
-    further = _geometric(2 * power, max_bias)[::2][: num_heads - power]
-    return np.concatenate([_geometric(power, max_bias), further])
+    others = _slope_sequence(2 * power, max_bias)[::2][: num_heads - power]
+    return np.concatenate([_slope_sequence(power, max_bias), others])
 
 
-def _geometric(num_heads: int, max_bias: float) -> Array:
+def _slope_sequence(num_heads: int, max_bias: float) -> Array:
     return 2.0 ** (-max_bias / num_heads * np.arange(1, num_heads + 1))
 
 
 def _alibi_reference(scores: Array, slopes: Array) -> Array:
-    return scores + _bias(scores, slopes)
+    return scores + _alibi_bias(scores, slopes)
 
 
-def _bias(scores: Array, slopes: Array) -> Array:
+def _alibi_bias(scores: Array, slopes: Array) -> Array:
     num_queries, num_keys = scores.shape[-2:]
     position = np.arange(num_keys - num_queries, num_keys)[:, None]
     distance = (np.arange(num_keys) - position).astype(scores.dtype)
@@ -142,7 +141,7 @@ def _bias(scores: Array, slopes: Array) -> Array:
 
 def _alibi_term_magnitudes(scores: Array, slopes: Array) -> Array:
     # Masked scores remain exactly -inf.
-    return np.abs(np.where(np.isfinite(scores), scores, 0)) + np.abs(_bias(scores, slopes))
+    return np.abs(np.where(np.isfinite(scores), scores, 0)) + np.abs(_alibi_bias(scores, slopes))
 
 
 def _alibi_samples(rng: np.random.Generator) -> Iterator[Sample]:

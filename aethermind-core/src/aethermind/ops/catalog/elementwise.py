@@ -1,4 +1,4 @@
-"""Arithmetic, exponential and logarithm of whole tensors, element by element."""
+"""Elementwise arithmetic, exponential and logarithm."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ import numpy as np
 
 from aethermind.errors import OperatorError
 from aethermind.ops.catalog._sample_inputs import broadcast_pairs, normal, same_shaped
-from aethermind.ops.catalog._tolerances import ONE_ROUNDING, accumulated
-from aethermind.ops.operator import BROADCASTING, Array, Operator, Sample
+from aethermind.ops.operator import BROADCASTING, ONE_ROUNDING, Array, Operator, Sample, accumulated
 from aethermind.ops.schema import OpBuilder, OperatorSchema
-from aethermind.ops.shape_functions import broadcast, known_sizes
+from aethermind.ops.shape_inference import broadcast, known_sizes
 
 __all__ = ["ADD", "DIV", "EXP", "LOG", "MUL", "SCALE", "SUB"]
 
 
 def _with_expanded_inputs(name: str, builder: OpBuilder[Any], a: Any, b: Any) -> Any:
-    """Return the operator of this name over inputs that are expanded to one shape."""
+    """Apply the operator of this name after its inputs were expanded to one shape."""
     shape = broadcast(tuple(a.shape), tuple(b.shape))
     assert shape is not None, "the inputs fit the schema"
-    same = [
+    expanded = [
         value if tuple(value.shape) == shape else builder.op("expand", value, shape=known_sizes(shape))
         for value in (a, b)
     ]
-    if any(tuple(value.shape) != shape for value in same):
+    if any(tuple(value.shape) != shape for value in expanded):
         raise OperatorError(f"Operator {name}: a dim of 1 cannot be expanded to one that is known only at run time.")
-    return builder.op(name, *same)
+    return builder.op(name, *expanded)
 
 
 def _add_reference(a: Array, b: Array) -> Array:
@@ -139,7 +138,7 @@ SCALE = Operator(
     samples=_scale_samples,
     tolerances=ONE_ROUNDING,
 )
-"""A tensor times one number, such as embeddings times the root of their width (Gemma)."""
+"""A tensor times one number, such as embeddings times the square root of the hidden size (Gemma)."""
 
 
 def _exp_reference(x: Array) -> Array:

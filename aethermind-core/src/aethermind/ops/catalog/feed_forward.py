@@ -1,4 +1,4 @@
-"""Feed-forward networks of transformer layers, whole or in halves; each decomposes into linear and activation."""
+"""Feed-forward networks of transformer layers, and their first halves; they decompose into linear and activation."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from aethermind.ops.catalog._sample_inputs import normal, weight
-from aethermind.ops.catalog._tolerances import accumulated
 from aethermind.ops.catalog.activations import sigmoid
 from aethermind.ops.catalog.matrix_products import linear_magnitudes
-from aethermind.ops.operator import Array, Operator, Sample
+from aethermind.ops.operator import Array, Operator, Sample, accumulated
 from aethermind.ops.schema import OpBuilder, OperatorSchema
 
 __all__ = [
@@ -26,10 +25,10 @@ __all__ = [
 ]
 
 _MAX_SLOPE = 1.1
-"""An upper bound of silu's derivative: an error of the gate projection grows by at most this factor."""
+"""An upper bound of silu's derivative: silu multiplies an error of the gate projection by at most this factor."""
 
 _MAX_GELU_SLOPE = 1.13
-"""The same for both forms of gelu."""
+"""An upper bound of the derivative of both forms of gelu."""
 
 
 def _gate_up_silu_decompose(b: OpBuilder[Array], x: Array, w_gate: Array, w_up: Array) -> Array:
@@ -37,7 +36,7 @@ def _gate_up_silu_decompose(b: OpBuilder[Array], x: Array, w_gate: Array, w_up: 
 
 
 def gate_up_magnitudes(x: Array, w_gate: Array, w_up: Array) -> Array:
-    """Return how errors relative to the terms of both products carry into silu(gate) · up, to first order."""
+    """Return the term magnitudes of silu(gate) · up: a first-order bound of what errors in both products change."""
     gate, up = x @ w_gate.T, x @ w_up.T
     from_gate = _MAX_SLOPE * linear_magnitudes(x, w_gate, None) * np.abs(up)
     return from_gate + np.abs(gate * sigmoid(gate)) * linear_magnitudes(x, w_up, None)
@@ -116,7 +115,7 @@ MLP_SWIGLU = Operator(
     decompose=_mlp_swiglu_decompose,
     samples=_mlp_swiglu_samples,
     term_magnitudes=_mlp_swiglu_term_magnitudes,
-    # As in gate_up_silu, and its result may be rounded as well.
+    # The roundings of gate_up_silu, and that of its result.
     tolerances=accumulated(inner_roundings=3),
 )
 """The SwiGLU feed-forward network (Shazeer 2020, arXiv:2002.05202) of a Llama-like layer."""
@@ -128,20 +127,20 @@ def _gate_up_gelu_decompose(b: OpBuilder[Array], x: Array, w_gate: Array, w_up: 
 
 
 def _gate_up_gelu_magnitudes(x: Array, w_gate: Array, w_up: Array, **_: bool) -> Array:
-    """Return how errors relative to the terms of both products carry into gelu(gate) · up, to first order."""
+    """Return the term magnitudes of gelu(gate) · up: a first-order bound of what errors in both products change."""
     gate, up = x @ w_gate.T, x @ w_up.T
     from_gate = _MAX_GELU_SLOPE * linear_magnitudes(x, w_gate, None) * np.abs(up)
     return from_gate + np.abs(gate) * linear_magnitudes(x, w_up, None)
 
 
-def _with_both_forms(samples: Iterator[Sample]) -> Iterator[Sample]:
+def _with_both_gelus(samples: Iterator[Sample]) -> Iterator[Sample]:
     for sample in samples:
         yield sample
         yield Sample(f"{sample.label}_approximate", sample.inputs, {"approximate": True})
 
 
 def _gate_up_gelu_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    return _with_both_forms(_gate_up_silu_samples(rng))
+    return _with_both_gelus(_gate_up_silu_samples(rng))
 
 
 GATE_UP_GELU = Operator(
@@ -169,7 +168,7 @@ def _mlp_geglu_magnitudes(x: Array, w_gate: Array, w_up: Array, w_down: Array, *
 
 
 def _mlp_geglu_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    return _with_both_forms(_mlp_swiglu_samples(rng))
+    return _with_both_gelus(_mlp_swiglu_samples(rng))
 
 
 MLP_GEGLU = Operator(
@@ -181,7 +180,7 @@ MLP_GEGLU = Operator(
     decompose=_mlp_geglu_decompose,
     samples=_mlp_geglu_samples,
     term_magnitudes=_mlp_geglu_magnitudes,
-    # As in gate_up_gelu, and its result may be rounded as well.
+    # The roundings of gate_up_gelu, and that of its result.
     tolerances=accumulated(inner_roundings=3, absolute=1e-5),
 )
 """The GeGLU feed-forward network (Shazeer 2020, arXiv:2002.05202) of Gemma's layers."""

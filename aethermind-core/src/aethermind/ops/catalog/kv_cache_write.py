@@ -8,11 +8,10 @@ from math import prod
 import numpy as np
 
 from aethermind.hal.dtype import DType
-from aethermind.ops.catalog._index_checks import slots_of_cache
+from aethermind.ops.catalog._index_checks import check_slots
 from aethermind.ops.catalog._quantized_rows import codes_and_ties, quantize_rows, quantized_caches
 from aethermind.ops.catalog._sample_inputs import normal
-from aethermind.ops.catalog._tolerances import EXACT
-from aethermind.ops.operator import Array, Call, Cost, Operator, Sample
+from aethermind.ops.operator import EXACT, Array, Call, Cost, Operator, Sample
 from aethermind.ops.schema import CODE_DTYPES, OperatorSchema
 
 __all__ = [
@@ -80,9 +79,9 @@ KV_CACHE_WRITE = Operator(
     tolerances=EXACT,
     gathered=frozenset({"k_cache", "v_cache"}),
     cost=_write_cost,
-    check=slots_of_cache,
+    check=check_slots,
 )
-"""Write the keys and values of a step to their slots of the paged cache, in place."""
+"""Writes the keys and values of a step to their slots of the paged cache, in place."""
 
 
 def _latent_reference(k: Array, slot_mapping: Array, k_cache: Array) -> Array:
@@ -113,9 +112,9 @@ LATENT_CACHE_WRITE = Operator(
     tolerances=EXACT,
     gathered=frozenset({"k_cache"}),
     cost=_latent_cost,
-    check=slots_of_cache,
+    check=check_slots,
 )
-"""Write the rows of a step to their slots of a cache whose values are parts of its keys, see `mla_attention`."""
+"""Writes the rows of a step to their slots of a cache whose values are parts of its keys, see `mla_attention`."""
 
 
 def _quantized_reference(
@@ -153,7 +152,7 @@ def _quantized_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def quantized_bytes(num_rows: int, head_dim: int) -> int:
-    """Return the bytes that quantised keys and values of so many rows (tokens times kv heads) take, with scales."""
+    """Return the bytes of quantised keys and values with their scales; rows are tokens times kv heads."""
     return 2 * num_rows * (head_dim + 4)
 
 
@@ -181,6 +180,6 @@ KV_CACHE_WRITE_QUANTIZED = Operator(
     tolerances=EXACT,
     gathered=frozenset({"k_cache", "v_cache", "k_scale", "v_scale"}),
     cost=_quantized_cost,
-    check=slots_of_cache,
+    check=check_slots,
 )
-"""Quantise the keys and values of a step and write codes and scales to their slots, in place."""
+"""Quantises the keys and values of a step and writes codes and scales to their slots, in place."""

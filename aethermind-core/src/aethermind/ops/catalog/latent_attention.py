@@ -1,9 +1,9 @@
 """Multi-head latent attention (MLA; DeepSeek-V2, 2024, arXiv:2405.04434) in its absorbed form.
 
 The cache holds one row for each token: a latent vector of `rank` elements, from which the keys and values of all heads
-would be computed, and a rotated key that all heads share. The projections of the latent vector to keys and values are
-moved to the queries and to the output (`linear_per_head`), so that attention reads the cached rows themselves: they are
-the keys, and their first `rank` elements are the values.
+could be computed, and a rotated key that all heads share. The absorbed form applies the projections from the latent
+vector to the queries and to the output instead (`linear_per_head`), so that attention reads the cached rows themselves:
+they are the keys, and their first `rank` elements are the values.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import numpy as np
 from aethermind.errors import OperatorError
 from aethermind.ops.catalog._index_checks import Shapes, check_blocks
 from aethermind.ops.catalog._sample_inputs import normal, paged_attention_sample, weight
-from aethermind.ops.catalog._tolerances import ONE_ROUNDING, accumulated
 from aethermind.ops.catalog.paged_attention import PAGED_ATTENTION
-from aethermind.ops.operator import Array, Call, Cost, Operator, Sample, visible_pairs
+from aethermind.ops.operator import ONE_ROUNDING, Array, Call, Cost, Operator, Sample, accumulated, visible_pairs
 from aethermind.ops.schema import OpBuilder, OperatorSchema
 
 __all__ = ["LINEAR_PER_HEAD", "MLA_ATTENTION"]
@@ -72,12 +71,12 @@ def _mla_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _mla_cost(call: Call) -> Cost:
-    """Count the rows visible to some query, read once a sequence."""
+    """Count one read of the rows of each sequence that has queries."""
     _, num_heads, key_dim = call.shape("q")
     pairs = sum(visible_pairs(*sequence) for sequence in call.sequences)
-    seen = sum(keys for queries, keys in call.sequences if queries)
+    num_keys = sum(keys for queries, keys in call.sequences if queries)
     row_bytes = call.shape("k_cache")[1] * key_dim * call.inputs["k_cache"].dtype.itemsize
-    read = call.bytes_in("q", "cu_seqlens_q", "seqlens_k", "block_tables") + seen * row_bytes
+    read = call.bytes_in("q", "cu_seqlens_q", "seqlens_k", "block_tables") + num_keys * row_bytes
     return Cost(read, call.bytes_out("out"), 2 * num_heads * (key_dim + call.shape("out")[2]) * pairs)
 
 
@@ -109,13 +108,13 @@ MLA_ATTENTION = Operator(
 
 
 def _per_head_decompose(b: OpBuilder[Array], x: Array, w: Array, *, num_heads: int) -> Array:
-    """Multiply each head by the matrices of all heads, and keep the product with its own."""
+    """Multiply each head by the matrices of all heads, and select the product with its own."""
     out = None
     for head in range(num_heads):
-        of_all = b.op("linear", b.op("select", x, index=head), w, None)
-        own = b.op("select", b.op("split_last", of_all, count=num_heads), index=head)
-        column = b.op("split_last", own, count=1)
-        out = column if out is None else b.op("concat", out, column)
+        all_products = b.op("linear", b.op("select", x, index=head), w, None)
+        product = b.op("select", b.op("split_last", all_products, count=num_heads), index=head)
+        as_head = b.op("split_last", product, count=1)
+        out = as_head if out is None else b.op("concat", out, as_head)
     return out
 
 
@@ -158,7 +157,7 @@ LINEAR_PER_HEAD = Operator(
     schema=OperatorSchema.parse(
         "linear_per_head(x: F[T, H, I], w: W[N, I]; num_heads: int) -> (out: F[T, H, N/num_heads])"
     ),
-    summary="out[t, h] = x[t, h] @ w[h].T, where the matrix of head h is N / num_heads rows of w; num_heads is H.",
+    summary="out[t, h] = x[t, h] @ w[h].T; w[h], the matrix of head h, is N / num_heads rows of w; num_heads is H.",
     decompose=_per_head_decompose,
     samples=_per_head_samples,
     term_magnitudes=_per_head_magnitudes,

@@ -9,8 +9,7 @@ import numpy as np
 from aethermind.errors import OperatorError
 from aethermind.ops.catalog._index_checks import check_tokens_of_rows
 from aethermind.ops.catalog._sample_inputs import normal, token_lists
-from aethermind.ops.catalog._tolerances import EXACT, float32_only
-from aethermind.ops.operator import Array, Operator, Sample
+from aethermind.ops.operator import EXACT, Array, Operator, Sample, float32_only
 from aethermind.ops.schema import OperatorSchema
 
 __all__ = ["BIAS_TOKENS", "MASK_TOKENS", "REPETITION_PENALTY", "SUPPRESS_TOKENS"]
@@ -49,7 +48,7 @@ SUPPRESS_TOKENS = Operator(
     tolerances=EXACT,
     check=check_tokens_of_rows,
 )
-"""Exclude tokens, such as the end of text before a minimum length."""
+"""Excludes tokens, such as the end of text before a minimum length."""
 
 
 def _penalty_reference(logits: Array, tokens: Array, cu_tokens: Array, penalty: Array) -> Array:
@@ -139,7 +138,7 @@ BIAS_TOKENS = Operator(
     tolerances=float32_only(),
     check=check_tokens_of_rows,
 )
-"""Add to the logits of listed tokens: logit biases, and presence and frequency penalties."""
+"""Adds to the logits of listed tokens: logit biases, and presence and frequency penalties."""
 
 
 def _mask_reference(logits: Array, mask: Array) -> Array:
@@ -180,4 +179,4 @@ MASK_TOKENS = Operator(
     tolerances=EXACT,
     check=_mask_check,
 )
-"""Mask the tokens that a grammar, or a list of allowed tokens, does not allow next."""
+"""Masks the tokens that a grammar, or a list of allowed tokens, does not allow next."""

@@ -1,10 +1,11 @@
 """Mixtures of experts: SwiGLU networks of which each token uses a few, and the operators that they consist of.
 
-The weights of all experts are one stack [num_experts · N, K], expert after expert, so that packs, weight formats and
-scales are those of any matrix. `ids` [T, A] are the A experts of each token, from 0 to num_experts - 1.
+The weights of all experts are one stack, a matrix [num_experts · N, K] with expert after expert, so that its packs,
+weight formats and scales are those of any matrix. `ids` [T, A] are the A experts of each token, from 0 to
+num_experts - 1.
 
-Kernels read the weights of chosen experts only. Decompositions compute all experts and then take the chosen ones, which
-needs no kernel that knows of experts, and a graph whose size does not depend on their number.
+Kernels read the weights of chosen experts only. Decompositions compute all experts and then select the results of the
+chosen ones: they need no kernel for experts, and the size of their graph does not depend on the number of experts.
 """
 
 from __future__ import annotations
@@ -16,23 +17,22 @@ import numpy as np
 
 from aethermind.ops.catalog._index_checks import Shapes, require_below
 from aethermind.ops.catalog._sample_inputs import normal, weight
-from aethermind.ops.catalog._tolerances import EXACT, ONE_ROUNDING, accumulated
 from aethermind.ops.catalog.activations import sigmoid
-from aethermind.ops.operator import Array, Call, Cost, Operator, Sample
+from aethermind.ops.operator import EXACT, ONE_ROUNDING, Array, Call, Cost, Operator, Sample, accumulated
 from aethermind.ops.schema import OpBuilder, OperatorSchema
 
 __all__ = ["MOE_COMBINE", "MOE_GATE_UP_SILU", "MOE_LINEAR", "MOE_SWIGLU", "TAKE_EXPERTS"]
 
 _MAX_SLOPE = 1.1
-"""An upper bound of the derivative of g · sigmoid(alpha · g): an error of g grows by at most this factor."""
+"""An upper bound of the derivative of g · sigmoid(alpha · g), by which an error of g is multiplied."""
 
 
 class _Shape(NamedTuple):
-    """The sizes of a sample: tokens, hidden size, expert width, experts in all and for each token."""
+    """The sizes of a sample; `num_chosen` is the number of experts of each token."""
 
     num_tokens: int
     hidden_size: int
-    width: int
+    intermediate_size: int
     num_experts: int
     num_chosen: int
 
@@ -57,7 +57,7 @@ _SHAPES = (
 
 
 def _shapes(rng: np.random.Generator) -> Iterator[tuple[str, _Shape, Array]]:
-    """Yield labels, sizes and ids: random experts, the same for all tokens, and few of many."""
+    """Yield labels, sizes and ids: random experts, one expert for all tokens, and few of many experts."""
     for shape in _SHAPES:
         yield str(shape), shape, _random_ids(rng, shape, shape.num_experts)
     same = _Shape(20, 32, 32, 8, 1)
@@ -67,26 +67,28 @@ def _shapes(rng: np.random.Generator) -> Iterator[tuple[str, _Shape, Array]]:
 
 
 def _random_ids(rng: np.random.Generator, shape: _Shape, num_used: int) -> Array:
-    every = np.tile(np.arange(num_used, dtype=np.int32), (shape.num_tokens, 1))
-    return np.ascontiguousarray(rng.permuted(every, axis=1)[:, : shape.num_chosen])
+    """Return distinct experts of each token [T, A], out of the first `num_used`."""
+    all_ids = np.tile(np.arange(num_used, dtype=np.int32), (shape.num_tokens, 1))
+    return np.ascontiguousarray(rng.permuted(all_ids, axis=1)[:, : shape.num_chosen])
 
 
 def _stack(rng: np.random.Generator, num_experts: int, num_outputs: int, num_inputs: int) -> Array:
     return weight(rng, num_experts * num_outputs, num_inputs)
 
 
-def _of_experts(stack: Array, num_experts: int) -> Array:
+def _per_expert(stack: Array, num_experts: int) -> Array:
     """Return a stack [E · N, K] or its bias [E · N] as [E, N, K] or [E, N]."""
     return stack.reshape(num_experts, len(stack) // num_experts, *stack.shape[1:])
 
 
 def _chosen_products(x: Array, ids: Array, w: Array, bias: Array | None, num_experts: int) -> Array:
-    """Return the products [T, A, N] of rows [T, A, K] with their experts."""
-    product = np.einsum("tak,tank->tan", x, _of_experts(w, num_experts)[ids])
-    return product if bias is None else product + _of_experts(bias, num_experts)[ids]
+    """Return the products [T, A, N] of rows [T, A, K] with the weights of the experts `ids`."""
+    product = np.einsum("tak,tank->tan", x, _per_expert(w, num_experts)[ids])
+    return product if bias is None else product + _per_expert(bias, num_experts)[ids]
 
 
-def _for_each_choice(x: Array, ids: Array) -> Array:
+def _repeat_per_expert(x: Array, ids: Array) -> Array:
+    """Return rows [T, K] repeated for each of the A experts of a token: [T, A, K]."""
     return np.broadcast_to(x[:, None], (len(x), ids.shape[1], x.shape[1]))
 
 
@@ -95,28 +97,26 @@ def _magnitude(x: Array | None) -> Array | None:
 
 
 def _ids_check(arrays: Mapping[str, Array], shapes: Shapes) -> None:
-    """Check that ids are experts: a result has the width of one, and a stack that of all."""
-    width, stack = (
-        shapes["out"][-1],
-        shapes["w_down" if "w_down" in shapes else "w_gate" if "w_gate" in shapes else "w"],
-    )
-    require_below("ids", arrays["ids"], stack[0] // max(width, 1))
+    """Check that `ids` are below the number of experts: the rows of the stack over those of one expert."""
+    stack = shapes["w_down" if "w_down" in shapes else "w_gate" if "w_gate" in shapes else "w"]
+    rows_per_expert = shapes["out"][-1]
+    require_below("ids", arrays["ids"], stack[0] // max(rows_per_expert, 1))
 
 
 # The simple operator of decompositions
 
 
-def _take_experts_reference(every: Array, ids: Array, *, first: int, count: int) -> Array:
-    return np.take_along_axis(every, ids[:, first : first + count, None].astype(np.int64), axis=1)
+def _take_experts_reference(all_results: Array, ids: Array, *, first: int, count: int) -> Array:
+    return np.take_along_axis(all_results, ids[:, first : first + count, None].astype(np.int64), axis=1)
 
 
 def _take_experts_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for shape in (_SHAPES[0], *_SHAPES[2:9]):
         num_tokens, _, width, num_experts, count = shape
-        every, ids = normal(rng, num_tokens, num_experts, width), _random_ids(rng, shape, num_experts)
+        all_results, ids = normal(rng, num_tokens, num_experts, width), _random_ids(rng, shape, num_experts)
         label = f"T{num_tokens}_E{num_experts}_N{width}_A{count}"
-        yield Sample(label, (every, ids), {"count": count})
-        yield Sample(f"{label}_last", (every, ids), {"first": count - 1, "count": 1})
+        yield Sample(label, (all_results, ids), {"count": count})
+        yield Sample(f"{label}_last", (all_results, ids), {"first": count - 1, "count": 1})
 
 
 def _take_experts_check(arrays: Mapping[str, Array], shapes: Shapes) -> None:
@@ -127,14 +127,14 @@ TAKE_EXPERTS = Operator(
     schema=OperatorSchema.parse(
         "take_experts(all: F[T, E, N], ids: i32[T, A]; first: int = 0, count: int) -> (out: F[T, count, N])"
     ),
-    summary="out[t, i] = all[t, ids[t, first + i]], for choices first to first + count - 1.",
+    summary="out[t, i] = all[t, ids[t, first + i]] for i from 0 to count - 1.",
     reference=_take_experts_reference,
     samples=_take_experts_samples,
     tolerances=EXACT,
     gathered=frozenset({"all"}),
     check=_take_experts_check,
 )
-"""The results of the chosen experts out of those of all."""
+"""Selects the results of each token's experts out of those of all experts."""
 
 
 # Gate and up projections
@@ -155,8 +155,8 @@ def _moe_gate_up_silu_decompose(
     up_offset: float,
 ) -> Array:
     def product(w: Array, bias: Array | None) -> Array:
-        of_all = b.op("split_last", b.op("linear", x, w, bias), count=num_experts)
-        return b.op("take_experts", of_all, ids, count=ids.shape[1])
+        all_results = b.op("split_last", b.op("linear", x, w, bias), count=num_experts)
+        return b.op("take_experts", all_results, ids, count=ids.shape[1])
 
     gate, up = product(w_gate, b_gate), product(w_up, b_up)
     if (alpha, limit, up_offset) == (1.0, 0.0, 0.0):
@@ -177,15 +177,16 @@ def _moe_gate_up_silu_magnitudes(
     limit: float,
     up_offset: float,
 ) -> Array:
-    """Return how errors relative to the terms of both products carry into the result, to first order."""
-    rows = _for_each_choice(x, ids)
+    """Return the term magnitudes of the result: a first-order bound of what errors in both products change."""
+    rows = _repeat_per_expert(x, ids)
     gate = _chosen_products(rows, ids, w_gate, b_gate, num_experts)
     up = _chosen_products(rows, ids, w_up, b_up, num_experts)
     if limit > 0:
         gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
-    of_gate = _chosen_products(np.abs(rows), ids, np.abs(w_gate), _magnitude(b_gate), num_experts)
-    of_up = _chosen_products(np.abs(rows), ids, np.abs(w_up), _magnitude(b_up), num_experts)
-    return _MAX_SLOPE * of_gate * np.abs(up + up_offset) + np.abs(gate * sigmoid(alpha * gate)) * of_up
+    gate_magnitudes = _chosen_products(np.abs(rows), ids, np.abs(w_gate), _magnitude(b_gate), num_experts)
+    up_magnitudes = _chosen_products(np.abs(rows), ids, np.abs(w_up), _magnitude(b_up), num_experts)
+    from_gate = _MAX_SLOPE * gate_magnitudes * np.abs(up + up_offset)
+    return from_gate + np.abs(gate * sigmoid(alpha * gate)) * up_magnitudes
 
 
 _CLAMPED: Mapping[str, float] = {"alpha": 1.702, "limit": 1.5, "up_offset": 1.0}
@@ -202,8 +203,8 @@ def _moe_gate_up_silu_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample(f"{label}_clamped", (*inputs, *biases), {"num_experts": num_experts, **_CLAMPED})
 
 
-def _share_of_chosen(call: Call, *weights: str) -> int:
-    """Return the bytes of the weights of as many experts as can be chosen at most."""
+def _chosen_expert_bytes(call: Call, *weights: str) -> int:
+    """Return the bytes of these weights for as many experts as the tokens can have at most."""
     num_experts = int(call.attributes["num_experts"])
     num_tokens, num_chosen = call.shape("ids")
     return call.bytes_in(*weights) * min(num_experts, num_tokens * num_chosen) // num_experts
@@ -211,7 +212,7 @@ def _share_of_chosen(call: Call, *weights: str) -> int:
 
 def _moe_gate_up_silu_cost(call: Call) -> Cost:
     num_tokens, num_chosen, width = call.shape("out")
-    read = call.bytes_in("x", "ids") + _share_of_chosen(call, "w_gate", "w_up", "b_gate", "b_up")
+    read = call.bytes_in("x", "ids") + _chosen_expert_bytes(call, "w_gate", "w_up", "b_gate", "b_up")
     return Cost(read, call.bytes_out("out"), 4 * num_tokens * num_chosen * width * call.shape("x")[1])
 
 
@@ -243,12 +244,15 @@ MOE_GATE_UP_SILU = Operator(
 def _moe_linear_decompose(
     b: OpBuilder[Array], x: Array, ids: Array, w: Array, bias: Array | None, *, num_experts: int
 ) -> Array:
-    """Project each choice by all experts: a product of all choices at once would have T · A rows, which no dim says."""
+    """Multiply the A rows of each token one after another with all experts, and select the result of the right one.
+
+    One product for all rows would have T · A rows, which is not a dim that graphs can express.
+    """
     out = None
-    for choice in range(ids.shape[1]):
-        of_all = b.op("linear", b.op("select", x, index=choice), w, bias)
-        chosen = b.op("take_experts", b.op("split_last", of_all, count=num_experts), ids, first=choice, count=1)
-        out = chosen if out is None else b.op("concat", out, chosen)
+    for index in range(ids.shape[1]):
+        all_results = b.op("linear", b.op("select", x, index=index), w, bias)
+        result = b.op("take_experts", b.op("split_last", all_results, count=num_experts), ids, first=index, count=1)
+        out = result if out is None else b.op("concat", out, result)
     return out
 
 
@@ -267,7 +271,7 @@ def _moe_linear_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 def _moe_linear_cost(call: Call) -> Cost:
     num_tokens, num_chosen, num_outputs = call.shape("out")
-    read = call.bytes_in("x", "ids") + _share_of_chosen(call, "w", "bias")
+    read = call.bytes_in("x", "ids") + _chosen_expert_bytes(call, "w", "bias")
     return Cost(read, call.bytes_out("out"), 2 * num_tokens * num_chosen * num_outputs * call.shape("x")[2])
 
 
@@ -284,7 +288,7 @@ MOE_LINEAR = Operator(
     cost=_moe_linear_cost,
     check=_ids_check,
 )
-"""A product of each token's choices with their experts: the down projections."""
+"""The product of each of a token's A rows with the weight of its expert: the down projections."""
 
 
 # The weighted sum
@@ -292,8 +296,8 @@ MOE_LINEAR = Operator(
 
 def _moe_combine_reference(x: Array, weights: Array) -> Array:
     out = np.zeros((x.shape[0], x.shape[2]), x.dtype)
-    for choice in range(x.shape[1]):
-        out += weights[:, choice, None] * x[:, choice]
+    for index in range(x.shape[1]):
+        out += weights[:, index, None] * x[:, index]
     return out
 
 
@@ -329,10 +333,10 @@ MOE_COMBINE = Operator(
     tolerances=ONE_ROUNDING,
     cost=_moe_combine_cost,
 )
-"""The results of a token's experts, weighted by its router; with one choice, rows scaled by a factor each."""
+"""The sum of the results of a token's experts, weighted by its router; with A = 1, each row times its weight."""
 
 
-# The whole
+# The whole network
 
 
 def _moe_swiglu_decompose(
@@ -391,7 +395,7 @@ def _moe_swiglu_cost(call: Call) -> Cost:
     num_products = call.shape("ids")[0] * call.shape("ids")[1]
     num_experts = int(call.attributes["num_experts"])
     names = ("w_gate", "w_up", "w_down")
-    read = call.bytes_in("x", "ids", "weights") + _share_of_chosen(call, *names, "b_gate", "b_up", "b_down")
+    read = call.bytes_in("x", "ids", "weights") + _chosen_expert_bytes(call, *names, "b_gate", "b_up", "b_down")
     num_weights = sum(rows * columns for rows, columns in map(call.shape, names)) // num_experts
     return Cost(read, call.bytes_out("out"), 2 * num_products * num_weights)
 
@@ -406,7 +410,7 @@ MOE_SWIGLU = Operator(
     decompose=_moe_swiglu_decompose,
     samples=_moe_swiglu_samples,
     term_magnitudes=_moe_swiglu_magnitudes,
-    # As in moe_gate_up_silu, and the results of both halves may be rounded as well.
+    # The roundings of moe_gate_up_silu, and those of the results of both halves.
     tolerances=accumulated(inner_roundings=4),
     cost=_moe_swiglu_cost,
     check=_ids_check,

@@ -1,4 +1,4 @@
-"""Normalisation of every vector of the last dim."""
+"""Norms over the last dim: RMSNorm and LayerNorm, and forms that are fused with an addition or a gate."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from aethermind.ops.catalog._sample_inputs import normal
-from aethermind.ops.catalog._tolerances import ONE_ROUNDING, accumulated
 from aethermind.ops.catalog.activations import sigmoid
-from aethermind.ops.operator import Array, Operator, Sample
+from aethermind.ops.operator import ONE_ROUNDING, Array, Operator, Sample, accumulated
 from aethermind.ops.schema import OpBuilder, OperatorSchema
 
 __all__ = ["ADD_RMS_NORM", "GATED_RMS_NORM", "LAYER_NORM", "RMS_NORM"]
@@ -88,11 +87,11 @@ def _gated_rms_norm_reference(
     x: Array, gate: Array, weight: Array, *, eps: float, num_groups: int, norm_before_gate: bool
 ) -> Array:
     factor = gate * sigmoid(gate)
-    normed = _groups_normed(x if norm_before_gate else x * factor, eps, num_groups) * weight
+    normed = _rms_norm_groups(x if norm_before_gate else x * factor, eps, num_groups) * weight
     return normed * factor if norm_before_gate else normed
 
 
-def _groups_normed(x: Array, eps: float, num_groups: int) -> Array:
+def _rms_norm_groups(x: Array, eps: float, num_groups: int) -> Array:
     groups = x.reshape(*x.shape[:-1], num_groups, x.shape[-1] // num_groups)
     mean_square = np.mean(groups * groups, axis=-1, keepdims=True)
     return (groups / np.sqrt(mean_square + eps)).reshape(x.shape)
@@ -124,22 +123,22 @@ GATED_RMS_NORM = Operator(
     # For very negative gates silu may be zero.
     tolerances=accumulated(absolute=1e-30),
 )
-"""RMSNorm with a gate, behind the scan of Mamba 2 (Dao and Gu 2024) and, before the gate, of the gated delta rule."""
+"""RMSNorm with a gate: after the scan of Mamba 2 (Dao and Gu 2024) and, norm before gate, after a gated delta rule."""
 
 
 def _layer_norm_reference(x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
     centred = x - x.mean(axis=-1, keepdims=True)
-    out = centred / _deviation(x, eps) * weight
+    out = centred / _standard_deviation(x, eps) * weight
     return out if bias is None else out + bias
 
 
-def _deviation(x: Array, eps: float) -> Array:
+def _standard_deviation(x: Array, eps: float) -> Array:
     return np.sqrt(x.var(axis=-1, keepdims=True) + eps)
 
 
 def _layer_norm_term_magnitudes(x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
     uncentred = np.abs(x) + np.abs(x).mean(axis=-1, keepdims=True)
-    out = uncentred / _deviation(x, eps) * np.abs(weight)
+    out = uncentred / _standard_deviation(x, eps) * np.abs(weight)
     return out if bias is None else out + np.abs(bias)
 
 

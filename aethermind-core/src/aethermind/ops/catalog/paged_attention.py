@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from aethermind.ops.catalog._index_checks import HIDDEN_KEYS, check_blocks
+from aethermind.ops.catalog._index_checks import FREED_KEYS_MULTIPLE, check_blocks
 from aethermind.ops.catalog._quantized_rows import dequantize_rows, quantized_caches
 from aethermind.ops.catalog._sample_inputs import large_scores, normal, paged_attention_sample
-from aethermind.ops.catalog._tolerances import accumulated
 from aethermind.ops.catalog.kv_cache_write import quantized_bytes
-from aethermind.ops.operator import Array, Call, Cost, Operator, Sample, visible_pairs
+from aethermind.ops.operator import Array, Call, Cost, Operator, Sample, accumulated, visible_pairs
 from aethermind.ops.schema import OperatorSchema
 
 __all__ = ["PAGED_ATTENTION", "PAGED_ATTENTION_QUANTIZED"]
@@ -37,8 +36,8 @@ def _paged_attention_reference(
     out = np.zeros_like(q)
     for begin, end, num_keys, blocks in zip(cu_seqlens_q[:-1], cu_seqlens_q[1:], seqlens_k, block_tables, strict=True):
         if begin < end:
-            first_seen = max(num_keys - (end - begin) - window + 1, 0) if window > 0 else 0
-            k, v = (_gather(cache, blocks, num_keys, first_seen, q.dtype) for cache in (k_cache, v_cache))
+            first_visible = max(num_keys - (end - begin) - window + 1, 0) if window > 0 else 0
+            k, v = (_gather(cache, blocks, num_keys, first_visible, q.dtype) for cache in (k_cache, v_cache))
             out[begin:end] = _attend(q[begin:end], k, v, rules)
     return out
 
@@ -62,30 +61,30 @@ def _paged_attention_by_row(
     out = np.zeros_like(q)
     for begin, end, num_keys, blocks in zip(cu_seqlens_q[:-1], cu_seqlens_q[1:], seqlens_k, block_tables, strict=True):
         for row in range(begin, end):
-            visible = num_keys - (end - 1 - row)
-            first_seen = max(visible - window, 0) if window > 0 else 0
-            k, v = (_gather(cache, blocks, visible, first_seen, q.dtype) for cache in (k_cache, v_cache))
+            num_visible = num_keys - (end - 1 - row)
+            first_visible = max(num_visible - window, 0) if window > 0 else 0
+            k, v = (_gather(cache, blocks, num_visible, first_visible, q.dtype) for cache in (k_cache, v_cache))
             out[row] = _attend(q[row : row + 1], k, v, rules)[0]
     return out
 
 
-def _gather(cache: Array, blocks: Array, num_keys: int, first_seen: int, dtype: np.dtype[Any]) -> Array:
+def _gather(cache: Array, blocks: Array, num_keys: int, first_visible: int, dtype: np.dtype[Any]) -> Array:
     """Return the keys (or values) of one sequence in order of position: [K, num_keys, C].
 
-    Those before `first_seen`, whose blocks may be freed or hold anything, are 0.
+    Keys before `first_visible` are 0, because their blocks may be freed and used by another sequence.
     """
     _, num_kv_heads, block_size, head_dim = cache.shape
-    owned = cache[np.maximum(blocks[: -(-num_keys // block_size)], 0)]
-    rows = owned.transpose(1, 0, 2, 3).reshape(num_kv_heads, -1, head_dim)[:, :num_keys].astype(dtype, copy=False)
-    if first_seen:
+    gathered = cache[np.maximum(blocks[: -(-num_keys // block_size)], 0)]
+    rows = gathered.transpose(1, 0, 2, 3).reshape(num_kv_heads, -1, head_dim)[:, :num_keys].astype(dtype, copy=False)
+    if first_visible:
         rows = rows.copy()
-        rows[:, :first_seen] = 0
+        rows[:, :first_visible] = 0
     return rows
 
 
 @dataclass(frozen=True, slots=True)
 class _ScoreRules:
-    """How scores become weights; `sinks` and `slopes` [H] may be absent."""
+    """The attributes and optional inputs of `paged_attention` that say how scores become softmax weights."""
 
     scale: float
     window: int
@@ -142,7 +141,7 @@ def _paged_attention_term_magnitudes(
 _DECODE, _PREFILL = [(1, 5), (1, 1), (1, 33)], [(5, 5), (17, 17)]
 _MIXED = [(1, 9), (7, 7), (4, 11), (1, 16), (3, 17)]
 _LATE = [(1, 300), (5, 21), (1, 64), (33, 70)]
-"""The numbers of queries and of keys of a sample's sequences."""
+"""Sequences of samples as (number of queries, number of keys)."""
 
 
 def _paged_attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -192,7 +191,7 @@ def _paged_attention_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _unwritten_slot_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """Samples whose unused slots hold what uninitialised memory may hold."""
+    """Yield samples whose unused slots hold NaN or infinity, as uninitialised memory may."""
     for label, unused in (("nan", np.nan), ("inf", np.inf)):
         yield paged_attention_sample(rng, f"unused_slots_{label}", _MIXED, 4, 2, 16, 16, 0, unused=unused)
         yield paged_attention_sample(rng, f"unused_slots_{label}_long", _LATE, 2, 1, 64, 16, 0, unused=unused)
@@ -200,7 +199,7 @@ def _unwritten_slot_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _transformed_score_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """Samples with soft caps, sinks and slopes."""
+    """Yield samples with soft caps, sinks and slopes."""
     for label, sequences, num_heads, num_kv_heads, head_dim, block_size, window in (
         ("mixed", _MIXED, 14, 2, 64, 16, 0),
         ("prefill", _PREFILL, 4, 2, 64, 16, 0),
@@ -225,14 +224,16 @@ def _transformed_score_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _with_freed_blocks(sample: Sample, block_size: int) -> Sample:
-    """Return a sample with a window without the blocks that no query sees, as far as these are freed."""
-    q, k_cache, v_cache, cuts, num_keys, tables = (np.array(array) for array in sample.inputs[:6])
-    for sequence, num_queries in enumerate(np.diff(cuts)):
-        first_seen = max(num_keys[sequence] - num_queries - int(sample.attributes["window"]) + 1, 0)
-        freed = tables[sequence, : first_seen // HIDDEN_KEYS * HIDDEN_KEYS // block_size]
+    """Return a sample with a window in which the blocks that may be freed are freed: table entries -1, contents NaN."""
+    q, k_cache, v_cache, cu_seqlens_q, num_keys, tables = (np.array(array) for array in sample.inputs[:6])
+    for sequence, num_queries in enumerate(np.diff(cu_seqlens_q)):
+        first_visible = max(num_keys[sequence] - num_queries - int(sample.attributes["window"]) + 1, 0)
+        num_freed = first_visible // FREED_KEYS_MULTIPLE * FREED_KEYS_MULTIPLE // block_size
+        freed = tables[sequence, :num_freed]
         k_cache[freed] = v_cache[freed] = np.nan
         freed[:] = -1
-    return Sample(sample.label, (q, k_cache, v_cache, cuts, num_keys, tables, *sample.inputs[6:]), sample.attributes)
+    inputs = (q, k_cache, v_cache, cu_seqlens_q, num_keys, tables, *sample.inputs[6:])
+    return Sample(sample.label, inputs, sample.attributes)
 
 
 def _with_large_scores(rng: np.random.Generator, label: str, sign: int, size: int) -> Sample:
@@ -248,18 +249,23 @@ def _with_large_scores(rng: np.random.Generator, label: str, sign: int, size: in
 
 
 def _paged_attention_cost(call: Call) -> Cost:
-    """Count, of the caches, the keys and values visible to some query, read once a sequence."""
+    """Count one read of the keys and values that are visible to some query of their sequence."""
     _, num_heads, head_dim = call.shape("q")
     num_kv_heads = call.shape("k_cache")[1]
     window = int(call.attributes["window"])
     pairs = sum(visible_pairs(*sequence, window) for sequence in call.sequences)
-    seen = sum(min(keys, queries + window - 1) if window > 0 else keys for queries, keys in call.sequences if queries)
     itemsize = sum(call.inputs[name].dtype.itemsize for name in ("k_cache", "v_cache"))
     read = (
         call.bytes_in("q", "cu_seqlens_q", "seqlens_k", "block_tables", "sinks", "slopes")
-        + seen * num_kv_heads * head_dim * itemsize
+        + _num_visible_keys(call) * num_kv_heads * head_dim * itemsize
     )
     return Cost(read, call.bytes_out("out"), 4 * num_heads * head_dim * pairs)
+
+
+def _num_visible_keys(call: Call) -> int:
+    """Return the number of keys that are visible to some query of their sequence, in all sequences together."""
+    window = int(call.attributes["window"])
+    return sum(min(keys, queries + window - 1) if window > 0 else keys for queries, keys in call.sequences if queries)
 
 
 PAGED_ATTENTION = Operator(
@@ -269,12 +275,13 @@ PAGED_ATTENTION = Operator(
         scale: float, window: int = 0, softcap: float = 0.0) -> (out: F[T, H, C])"""
     ),
     summary=(
-        "Causal softmax(q·kᵀ·scale)·v per sequence; its last query has the position of its last key, and with a "
-        "window a query sees only that many keys. Head h uses kv head h // (H/K). A softcap above 0 turns scores s "
-        "into softcap·tanh(s/softcap); then slopes[h]·(key position - query position) is added (ALiBi); sinks[h] is a "
-        "score in the softmax's denominator only. Rows past cu_seqlens_q[S] are padding; their output is undefined. "
-        "Table entries of blocks that end before the first key that a sequence's first query sees, rounded down to a "
-        "multiple of 128, may be -1: these blocks are not read. The engine names another block of the sequence there."
+        "Causal softmax(q·kᵀ·scale)·v of each sequence, whose last query has the position of its last key; with "
+        "window > 0 a query sees only its last `window` keys. Head h uses kv head h // (H/K). A softcap above 0 turns "
+        "scores s into softcap·tanh(s/softcap); then slopes[h]·(key position - query position) is added (ALiBi); "
+        "sinks[h] is a score in the softmax's denominator only. Rows past cu_seqlens_q[S] are padding; their output is "
+        "undefined. A table entry may be -1 if its block ends before the first key that the sequence's first query "
+        "sees, rounded down to a multiple of 128: such blocks are not read. The engine writes another block of the "
+        "sequence there."
     ),
     reference=_paged_attention_reference,
     by_row=_paged_attention_by_row,
@@ -294,10 +301,10 @@ Soft caps are those of Gemma 2 (arXiv:2408.00118), sinks those of gpt-oss (arXiv
 """
 
 
-def _over_values(of_floats: Callable[..., Array]) -> Callable[..., Array]:
-    """Return the function of a quantised cache that dequantises the blocks in use and calls `of_floats`."""
+def _after_dequantization(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Return a function of a quantised cache that dequantises the blocks in use and calls `function` with them."""
 
-    def of_codes(
+    def dequantize_and_call(
         q: Array,
         k_cache: Array,
         v_cache: Array,
@@ -311,15 +318,15 @@ def _over_values(of_floats: Callable[..., Array]) -> Callable[..., Array]:
         **attributes: Any,
     ) -> Array:
         used, tables = np.unique(block_tables, return_inverse=True)
-        used = np.clip(used, 0, len(k_cache) - 1)  # unused entries are arbitrary
+        used = np.clip(used, 0, len(k_cache) - 1)  # entries that are not read may be any number
         k, v = (
             dequantize_rows(codes[used], scales[used], q.dtype)
             for codes, scales in ((k_cache, k_scale), (v_cache, v_scale))
         )
         tables = tables.reshape(block_tables.shape).astype(np.int32)
-        return of_floats(q, k, v, cu_seqlens_q, seqlens_k, tables, sinks, slopes, **attributes)
+        return function(q, k, v, cu_seqlens_q, seqlens_k, tables, sinks, slopes, **attributes)
 
-    return of_codes
+    return dequantize_and_call
 
 
 def _quantized_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -332,14 +339,12 @@ def _quantized_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _quantized_cost(call: Call) -> Cost:
-    """Count, of the caches, the codes and scales visible to some query, read once a sequence."""
+    """Count one read of the codes and scales that are visible to some query of their sequence."""
     _, num_heads, head_dim = call.shape("q")
     num_kv_heads, window = call.shape("k_cache")[1], int(call.attributes["window"])
     pairs = sum(visible_pairs(*sequence, window) for sequence in call.sequences)
-    seen = sum(min(keys, queries + window - 1) if window > 0 else keys for queries, keys in call.sequences if queries)
-    read = call.bytes_in("q", "cu_seqlens_q", "seqlens_k", "block_tables", "sinks", "slopes") + quantized_bytes(
-        seen * num_kv_heads, head_dim
-    )
+    cache_bytes = quantized_bytes(_num_visible_keys(call) * num_kv_heads, head_dim)
+    read = call.bytes_in("q", "cu_seqlens_q", "seqlens_k", "block_tables", "sinks", "slopes") + cache_bytes
     return Cost(read, call.bytes_out("out"), 4 * num_heads * head_dim * pairs)
 
 
@@ -354,10 +359,10 @@ PAGED_ATTENTION_QUANTIZED = Operator(
         scale: float, window: int = 0, softcap: float = 0.0) -> (out: F[T, H, C])"""
     ),
     summary="paged_attention over a quantised cache: a key or value is its codes times its scale.",
-    reference=_over_values(PAGED_ATTENTION.reference),
-    by_row=_over_values(PAGED_ATTENTION.by_row),
+    reference=_after_dequantization(PAGED_ATTENTION.reference),
+    by_row=_after_dequantization(PAGED_ATTENTION.by_row),
     samples=_quantized_samples,
-    term_magnitudes=_over_values(PAGED_ATTENTION.term_magnitudes),
+    term_magnitudes=_after_dequantization(PAGED_ATTENTION.term_magnitudes),
     # Kernels may round softmax weight times value scale to F before the product with the codes.
     tolerances=accumulated(inner_roundings=1),
     gathered=frozenset({"k_cache", "v_cache", "k_scale", "v_scale"}),

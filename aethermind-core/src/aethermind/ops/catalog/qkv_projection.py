@@ -1,4 +1,4 @@
-"""QKV projection, head norms, RoPE and KV-cache write, fused into one operator."""
+"""QKV projection, norm per head, RoPE and KV cache write, fused into one operator."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from math import prod
 
 import numpy as np
 
-from aethermind.ops.catalog._index_checks import slots_of_cache
-from aethermind.ops.catalog._quantized_rows import one_code, quantized_caches
+from aethermind.ops.catalog._index_checks import check_slots
+from aethermind.ops.catalog._quantized_rows import one_code_magnitudes, quantized_caches
 from aethermind.ops.catalog._sample_inputs import normal, weight
-from aethermind.ops.catalog._tolerances import accumulated
 from aethermind.ops.catalog.kv_cache_write import KV_CACHE_WRITE, quantized_bytes, random_slots
 from aethermind.ops.catalog.matrix_products import linear_magnitudes
-from aethermind.ops.catalog.rope import check_rotary_dim, narrow_table, rope_magnitudes, rotation_table
-from aethermind.ops.operator import Array, Call, Cost, Operator, Sample
+from aethermind.ops.catalog.rope import check_rotary_dim, narrow_table_extension, random_rope_table, rope_magnitudes
+from aethermind.ops.operator import Array, Call, Cost, Operator, Sample, accumulated
 from aethermind.ops.schema import OpBuilder, OperatorSchema
 
-__all__ = ["QKV_ROPE_CACHE_WRITE", "QKV_ROPE_CACHE_WRITE_QUANTIZED", "head_magnitudes", "projected_heads"]
+__all__ = ["QKV_ROPE_CACHE_WRITE", "QKV_ROPE_CACHE_WRITE_QUANTIZED", "head_magnitudes", "project_heads"]
 
 
-def projected_heads(
+def project_heads(
     b: OpBuilder[Array],
     x: Array,
     weights: tuple[Array, Array, Array],
@@ -32,7 +31,7 @@ def projected_heads(
     eps: float,
     weight_offset: float,
 ) -> tuple[Array, Array, Array]:
-    """Compute queries, keys and values [T, heads, C] by smaller operators; queries and keys are normed and rotated."""
+    """Return queries, keys and values [T, heads, C], computed by smaller operators; q and k are normed and rotated."""
     counts = (num_heads, num_kv_heads, num_kv_heads)
     q, k, v = (
         b.op("split_heads", b.op("linear", x, weight, bias), num_heads=count)
@@ -67,7 +66,7 @@ def _qkv_decompose(
     weight_offset: float,
 ) -> tuple[Array, Array, Array]:
     weights, biases, norms = (w_q, w_k, w_v), (b_q, b_k, b_v), (q_norm, k_norm)
-    q, k, v = projected_heads(b, x, weights, biases, norms, rope_table, num_heads, num_kv_heads, eps, weight_offset)
+    q, k, v = project_heads(b, x, weights, biases, norms, rope_table, num_heads, num_kv_heads, eps, weight_offset)
     k_out, v_out = b.op("kv_cache_write", k, v, slot_mapping, k_cache, v_cache)
     return q, k_out, v_out
 
@@ -104,7 +103,10 @@ def _qkv_term_magnitudes(
 def head_magnitudes(
     x: Array, weight: Array, bias: Array | None, norm: Array | None, num_heads: int, eps: float
 ) -> Array:
-    """Return how errors relative to a projection's terms carry through the norm of its heads: [T, heads, C]."""
+    """Return the term magnitudes [T, heads, C] of a projection to heads with a norm of each head (None: without).
+
+    They bound how an error that is relative to the terms of the projection changes the normed result.
+    """
     shape = (len(x), num_heads, len(weight) // num_heads)
     magnitudes = linear_magnitudes(x, weight, bias).reshape(shape)
     if norm is None:
@@ -135,36 +137,36 @@ def _qkv_samples(rng: np.random.Generator) -> Iterator[Sample]:
         weights = [weight(rng, rows, hidden_size) for rows in (size, kv_size, kv_size)]
         biases = [normal(rng, rows) for rows in (size, kv_size, kv_size)]
         norms = [normal(rng, head_dim) for _ in range(2)]
-        placed = (
-            rotation_table(rng, num_tokens, head_dim),
+        cache_inputs = (
+            random_rope_table(rng, num_tokens, head_dim),
             random_slots(rng, num_tokens, num_blocks * block_size, num_skipped),
             normal(rng, num_blocks, num_kv_heads, block_size, head_dim),
             normal(rng, num_blocks, num_kv_heads, block_size, head_dim),
         )
         heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads}
-        yield Sample(f"{label}_bias", (x, *weights, *biases, None, None, *placed), heads)
+        yield Sample(f"{label}_bias", (x, *weights, *biases, None, None, *cache_inputs), heads)
         if label in ("gqa", "head_dim_80", "head_dim_128", "whole_vectors"):
-            narrow = (rotation_table(rng, num_tokens, head_dim // 4 * 2 - 2), *placed[1:])
+            narrow = (random_rope_table(rng, num_tokens, head_dim // 4 * 2 - 2), *cache_inputs[1:])
             yield Sample(f"{label}_partial", (x, *weights, *biases, *norms, *narrow), heads)
-        yield Sample(f"{label}_norm", (x, *weights, None, None, None, *norms, *placed), {**heads, "eps": 1e-5})
+        yield Sample(f"{label}_norm", (x, *weights, None, None, None, *norms, *cache_inputs), {**heads, "eps": 1e-5})
         if label in ("gqa", "head_dim_80", "prefill"):
             offset = {**heads, "weight_offset": 1.0}
-            yield Sample(f"{label}_norm_offset", (x, *weights, None, None, None, *norms, *placed), offset)
+            yield Sample(f"{label}_norm_offset", (x, *weights, None, None, None, *norms, *cache_inputs), offset)
 
 
 def _check_slots_and_table(arrays: Mapping[str, Array], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    slots_of_cache(arrays, shapes)
+    check_slots(arrays, shapes)
     check_rotary_dim(shapes["k_cache"][3], shapes["rope_table"][1])
 
 
 def _qkv_cost(call: Call) -> Cost:
-    """Count the projections only; norms and rotations are small beside them."""
+    """Count the operations of the projections only; those of norms and rotations are few in comparison."""
     num_tokens = call.shape("x")[0]
-    rows = num_tokens * call.shape("w_k")[0]
-    new = rows * sum(call.inputs[name].dtype.itemsize for name in ("k_cache", "v_cache"))
+    num_elements = num_tokens * call.shape("w_k")[0]
+    cache_bytes = num_elements * sum(call.inputs[name].dtype.itemsize for name in ("k_cache", "v_cache"))
     num_weights = sum(prod(call.shape(name)) for name in ("w_q", "w_k", "w_v"))
     read = call.bytes_in(*(name for name in call.inputs if name not in ("k_cache", "v_cache")))
-    return Cost(read, call.bytes_out("q") + new, 2 * num_tokens * num_weights)
+    return Cost(read, call.bytes_out("q") + cache_bytes, 2 * num_tokens * num_weights)
 
 
 QKV_ROPE_CACHE_WRITE = Operator(
@@ -176,9 +178,9 @@ QKV_ROPE_CACHE_WRITE = Operator(
         -> (q: F[T, num_heads, C], k_out: F[N, K, P, C] = k_cache, v_out: F[N, K, P, C] = v_cache)"""
     ),
     summary=(
-        "q = rope(norm(x @ w_q.T + b_q)) per head. k likewise, and v without norm and rope, are written to their "
-        "slots of the cache. A norm is applied where its weight is given, which is that plus weight_offset; a table "
-        "narrower than a head rotates its first R elements (see rope)."
+        "q = rope(norm(x @ w_q.T + b_q)) for each head. k, computed likewise, and v, without norm and rope, are "
+        "written to their slots of the cache. A norm is an rms_norm with weight_offset, left out if its weight is "
+        "absent; a table narrower than a head rotates its first R elements (see rope)."
     ),
     decompose=_qkv_decompose,
     samples=_qkv_samples,
@@ -188,9 +190,9 @@ QKV_ROPE_CACHE_WRITE = Operator(
     cost=_qkv_cost,
     check=_check_slots_and_table,
     additions=("weight_offset",),
-    extension=lambda types: narrow_table(types["k_cache"], types["rope_table"]),
+    extension=lambda types: narrow_table_extension(types["k_cache"], types["rope_table"]),
 )
-"""All that a layer computes between its norm and its attention, as one fused operator."""
+"""Everything that a layer computes between its input norm and its attention, as one fused operator."""
 
 
 def _quantized_decompose(
@@ -217,14 +219,14 @@ def _quantized_decompose(
     weight_offset: float,
 ) -> tuple[Array, ...]:
     weights, biases, norms = (w_q, w_k, w_v), (b_q, b_k, b_v), (q_norm, k_norm)
-    q, k, v = projected_heads(b, x, weights, biases, norms, rope_table, num_heads, num_kv_heads, eps, weight_offset)
+    q, k, v = project_heads(b, x, weights, biases, norms, rope_table, num_heads, num_kv_heads, eps, weight_offset)
     return q, *b.op("kv_cache_write_quantized", k, v, slot_mapping, k_cache, v_cache, k_scale, v_scale)
 
 
 def _quantized_term_magnitudes(
     *inputs: Array | None, num_heads: int, num_kv_heads: int, eps: float, weight_offset: float
 ) -> tuple[Array, ...]:
-    """Return a tolerance of one code for codes, and the largest magnitude of their row for scales."""
+    """Return magnitudes that accept neighbouring codes, and for a scale the largest magnitude of its row."""
     *others, slot_mapping, k_codes, _, k_scale, v_scale = inputs
     assert k_codes is not None
     assert k_scale is not None
@@ -244,7 +246,7 @@ def _quantized_term_magnitudes(
         np.maximum(magnitudes.max(axis=-1, initial=0), scale)
         for magnitudes, scale in zip(values, (k_scale, v_scale), strict=True)
     ]
-    return q, *(one_code(k_codes) for _ in values), *scales
+    return q, *(one_code_magnitudes(k_codes) for _ in values), *scales
 
 
 def _quantized_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -255,12 +257,12 @@ def _quantized_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _quantized_cost(call: Call) -> Cost:
-    """Count the projections only; norms, rotations and rounding are small beside them."""
+    """Count the operations of the projections only; those of norms, rotations and rounding are few in comparison."""
     num_tokens, head_dim = call.shape("x")[0], call.shape("k_cache")[3]
     rows = num_tokens * call.shape("w_k")[0] // max(head_dim, 1)
     num_weights = sum(prod(call.shape(name)) for name in ("w_q", "w_k", "w_v"))
-    kept = ("k_cache", "v_cache", "k_scale", "v_scale")
-    read = call.bytes_in(*(name for name in call.inputs if name not in kept))
+    caches = ("k_cache", "v_cache", "k_scale", "v_scale")
+    read = call.bytes_in(*(name for name in call.inputs if name not in caches))
     return Cost(read, call.bytes_out("q") + quantized_bytes(rows, head_dim), 2 * num_tokens * num_weights)
 
 
@@ -282,6 +284,6 @@ QKV_ROPE_CACHE_WRITE_QUANTIZED = Operator(
     cost=_quantized_cost,
     check=_check_slots_and_table,
     additions=("weight_offset",),
-    extension=lambda types: narrow_table(types["k_cache"], types["rope_table"]),
+    extension=lambda types: narrow_table_extension(types["k_cache"], types["rope_table"]),
 )
-"""The same over a KV cache of 8-bit codes with a scale per row."""
+"""`qkv_rope_cache_write` for a KV cache of 8-bit codes with a scale per row."""

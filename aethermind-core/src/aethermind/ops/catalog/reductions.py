@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from aethermind.ops.catalog._sample_inputs import normal, vectors
-from aethermind.ops.catalog._tolerances import EXACT, ONE_ROUNDING
-from aethermind.ops.operator import Array, Operator, Sample
+from aethermind.ops.operator import EXACT, ONE_ROUNDING, Array, Operator, Sample
 from aethermind.ops.schema import OpBuilder, OperatorSchema
-from aethermind.ops.shape_functions import known_sizes, positive_dims, reduce
+from aethermind.ops.shape_inference import known_sizes, positive_dims, reduce
 
 __all__ = ["ARGMAX", "ARGMIN", "MAX", "MEAN", "MIN", "PROD", "SUM"]
 
@@ -35,29 +34,30 @@ _SHAPES_AND_DIMS: Sequence[tuple[tuple[int, ...], tuple[int, ...], bool]] = (
     ((9001, 3), (0,), False),
     ((3, 0, 16), (2,), True),
 )
-"""Shapes, the dims that are reduced, none for all, and whether they are kept as 1."""
+"""Shapes, the dims that are reduced (`()` for all), and `keepdim`."""
 
 
-def _with_dims(rng: np.random.Generator, draw: Callable[..., Array] = normal) -> Iterator[Sample]:
+def _samples_of_dims(rng: np.random.Generator, draw: Callable[..., Array] = normal) -> Iterator[Sample]:
+    """Yield samples of an operator that reduces several dims."""
     for shape, dim, keepdim in _SHAPES_AND_DIMS:
         label = f"{'x'.join(map(str, shape))}_dims_{'_'.join(map(str, dim)) or 'all'}{'_kept' if keepdim else ''}"
         yield Sample(label, (draw(rng, *shape),), {"dim": dim, "keepdim": keepdim})
 
 
-def _with_dim(rng: np.random.Generator) -> Iterator[Sample]:
-    """Samples of an operator that reduces one dim."""
-    for sample in _with_dims(rng):
+def _samples_of_one_dim(rng: np.random.Generator) -> Iterator[Sample]:
+    """Yield samples of an operator that reduces one dim."""
+    for sample in _samples_of_dims(rng):
         if len(dim := sample.attributes["dim"]) == 1:
             yield replace(sample, attributes={**sample.attributes, "dim": dim[0]})
 
 
-def _of_last_dim(name: str, builder: OpBuilder[Any], x: Any, *, dim: int | Sequence[int], keepdim: bool) -> Any:
-    """Reduce the last dim of a copy or view of x in which the reduced dims are the last one."""
+def _reduce_as_last_dim(name: str, builder: OpBuilder[Any], x: Any, *, dim: int | Sequence[int], keepdim: bool) -> Any:
+    """Permute and reshape x so that the reduced dims are its last dim, and reduce that one."""
     shape = tuple(x.shape)
-    every = tuple(range(len(shape)))
-    reduced = sorted(positive_dims(dim, len(shape))) if dim != () else every
-    kept = [position for position in every if position not in reduced]
-    if (*kept, *reduced) != every:
+    all_dims = tuple(range(len(shape)))
+    reduced = sorted(positive_dims(dim, len(shape))) if dim != () else all_dims
+    kept = [position for position in all_dims if position not in reduced]
+    if (*kept, *reduced) != all_dims:
         x = builder.op("permute", x, dims=(*kept, *reduced))
     if len(reduced) != 1 or keepdim:
         size = prod(known_sizes(tuple(shape[position] for position in reduced)))
@@ -66,6 +66,7 @@ def _of_last_dim(name: str, builder: OpBuilder[Any], x: Any, *, dim: int | Seque
 
 
 def _axis(dim: Sequence[int]) -> tuple[int, ...] | None:
+    """Return dims as NumPy's `axis`: None stands for all dims."""
     return tuple(dim) or None
 
 
@@ -79,7 +80,7 @@ def _sum_term_magnitudes(x: Array, *, dim: Sequence[int], keepdim: bool) -> Arra
 
 def _sum_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield from vectors(rng)
-    yield from _with_dims(rng)
+    yield from _samples_of_dims(rng)
     yield Sample("0x5_dims_0", (normal(rng, 0, 5),), {"dim": (0,)})
     yield Sample("cancelling", (np.array([[1e3, 1.0, -1e3], [1e-3, -1e3, 1e3]]),))
 
@@ -92,7 +93,7 @@ SUM = Operator(
     term_magnitudes=_sum_term_magnitudes,
     tolerances=ONE_ROUNDING,
     additions=("dim", "keepdim"),
-    without_additions=partial(_of_last_dim, "sum"),
+    without_additions=partial(_reduce_as_last_dim, "sum"),
 )
 """The sum of every vector, or over other dims."""
 
@@ -107,7 +108,7 @@ def _mean_term_magnitudes(x: Array, *, dim: Sequence[int], keepdim: bool) -> Arr
 
 def _mean_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield from vectors(rng)
-    yield from _with_dims(rng)
+    yield from _samples_of_dims(rng)
     yield Sample("cancelling", (np.array([[1e3, 1.0, -1e3], [1e-3, -1e3, 1e3]]),))
 
 
@@ -119,7 +120,7 @@ MEAN = Operator(
     term_magnitudes=_mean_term_magnitudes,
     tolerances=ONE_ROUNDING,
     additions=("dim", "keepdim"),
-    without_additions=partial(_of_last_dim, "mean"),
+    without_additions=partial(_reduce_as_last_dim, "mean"),
 )
 """The mean of every vector, or over other dims."""
 
@@ -135,7 +136,7 @@ def _near_one(rng: np.random.Generator, *shape: int) -> Array:
 def _prod_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for sample in vectors(rng):
         yield replace(sample, inputs=(_near_one(rng, *sample.inputs[0].shape),))  # type: ignore[union-attr]
-    yield from _with_dims(rng, _near_one)
+    yield from _samples_of_dims(rng, _near_one)
     yield Sample("0x5_dims_0", (normal(rng, 0, 5),), {"dim": (0,)})
     yield Sample("zero", (np.array([[2.0, 0.0, 3.0], [2.0, -0.5, 3.0]]),))
 
@@ -145,8 +146,8 @@ PROD = Operator(
     summary="The product over dims, in float32; dims as in sum.",
     reference=_prod_reference,
     samples=_prod_samples,
-    # Every factor has a rounding.
-    tolerances={dtype: replace(one, relative_to_terms=1e-4) for dtype, one in ONE_ROUNDING.items()},
+    # The product is rounded after every factor.
+    tolerances={dtype: replace(tolerance, relative_to_terms=1e-4) for dtype, tolerance in ONE_ROUNDING.items()},
 )
 """The product of every vector, or over other dims."""
 
@@ -157,7 +158,7 @@ def _max_reference(x: Array, *, dim: Sequence[int], keepdim: bool) -> Array:
 
 def _max_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield from vectors(rng)
-    yield from _with_dims(rng)
+    yield from _samples_of_dims(rng)
     yield Sample("infinite", (np.array([[-np.inf, 2.0, -3.0], [1.0, np.inf, -1.0], [-0.5, -0.25, -1.0]]),))
 
 
@@ -168,7 +169,7 @@ MAX = Operator(
     samples=_max_samples,
     tolerances=EXACT,
     additions=("dim", "keepdim"),
-    without_additions=partial(_of_last_dim, "max"),
+    without_additions=partial(_reduce_as_last_dim, "max"),
 )
 """The largest element of every vector, or over other dims."""
 
@@ -179,7 +180,7 @@ def _min_reference(x: Array, *, dim: Sequence[int], keepdim: bool) -> Array:
 
 def _min_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield from vectors(rng)
-    yield from _with_dims(rng)
+    yield from _samples_of_dims(rng)
     yield Sample("infinite", (np.array([[-np.inf, 2.0, -3.0], [1.0, np.inf, -1.0], [-0.5, -0.25, -1.0]]),))
 
 
@@ -190,7 +191,7 @@ MIN = Operator(
     samples=_min_samples,
     tolerances=EXACT,
     additions=("dim", "keepdim"),
-    without_additions=partial(_of_last_dim, "min"),
+    without_additions=partial(_reduce_as_last_dim, "min"),
 )
 """The smallest element of every vector, or over other dims."""
 
@@ -201,7 +202,7 @@ def _argmax_reference(x: Array, *, dim: int, keepdim: bool) -> Array:
 
 def _argmax_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield from vectors(rng)
-    yield from _with_dim(rng)
+    yield from _samples_of_one_dim(rng)
     yield Sample("ties", (np.array([[1.0, 3.0, 3.0, 2.0], [5.0, 5.0, 5.0, 5.0], [-1.0, -2.0, -3.0, -1.0]]),))
     yield Sample("ties_dim_0", (np.array([[1.0, 3.0], [3.0, 3.0], [3.0, -1.0], [2.0, 3.0]]),), {"dim": 0})
     yield Sample("zeros_of_both_signs", (np.array([[-1.0, -0.0, 0.0, -0.0], [-0.0, -0.0, 0.0, 0.0]]),))
@@ -218,7 +219,7 @@ ARGMAX = Operator(
     samples=_argmax_samples,
     tolerances=EXACT,
     additions=("dim", "keepdim"),
-    without_additions=partial(_of_last_dim, "argmax"),
+    without_additions=partial(_reduce_as_last_dim, "argmax"),
 )
 """The index of the largest element of every vector, or over another dim."""
 
@@ -232,7 +233,7 @@ def _argmin_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield replace(sample, inputs=(-sample.inputs[0],))  # type: ignore[operator]
 
 
-def _argmin_parts(builder: OpBuilder[Any], x: Any, *, dim: int, keepdim: bool) -> Any:
+def _argmin_decompose(builder: OpBuilder[Any], x: Any, *, dim: int, keepdim: bool) -> Any:
     return builder.op("argmax", builder.op("scale", x, factor=-1.0), dim=dim, keepdim=keepdim)
 
 
@@ -241,7 +242,7 @@ ARGMIN = Operator(
     summary="The index of the smallest element over a dim, which is not empty; on ties the lowest index.",
     reference=_argmin_reference,
     samples=_argmin_samples,
-    decompose=_argmin_parts,
+    decompose=_argmin_decompose,
     tolerances=EXACT,
 )
 """The index of the smallest element of every vector, or over another dim."""

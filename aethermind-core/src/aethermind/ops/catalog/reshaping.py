@@ -1,4 +1,4 @@
-"""Any other shape of a tensor, by lists of sizes and dims: reshape, permute and expand."""
+"""PyTorch's general changes of shape, by lists of sizes and dims: reshape, permute and expand."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 
 from aethermind.ops.catalog._sample_inputs import normal
-from aethermind.ops.catalog._tolerances import EXACT
 from aethermind.ops.dims import resolve
-from aethermind.ops.operator import Array, Operator, Sample
+from aethermind.ops.operator import EXACT, Array, Operator, Sample
 from aethermind.ops.schema import OpBuilder, OperatorSchema
-from aethermind.ops.shape_functions import expand, known_sizes, positive_dims, reshape
+from aethermind.ops.shape_inference import expand, known_sizes, positive_dims, reshape
 
 __all__ = ["EXPAND", "PERMUTE", "RESHAPE"]
 
 
-def _label(shape: Sequence[int], then: str, other: Sequence[int]) -> str:
-    return f"{'x'.join(map(str, shape)) or 'scalar'}_{then}_{'_'.join(map(str, other)) or 'none'}"
+def _label(shape: Sequence[int], preposition: str, argument: Sequence[int]) -> str:
+    return f"{'x'.join(map(str, shape)) or 'scalar'}_{preposition}_{'_'.join(map(str, argument)) or 'none'}"
 
 
 def _reshape_reference(x: Array, *, shape: Sequence[int]) -> Array:
@@ -27,7 +26,7 @@ def _reshape_reference(x: Array, *, shape: Sequence[int]) -> Array:
 
 
 def _reshape_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for given, shape in (
+    for input_shape, shape in (
         ((3, 16), (6, -1)),
         ((2, 3, 4), (4, 3, 2)),
         ((1, 33), (33,)),
@@ -36,7 +35,7 @@ def _reshape_samples(rng: np.random.Generator) -> Iterator[Sample]:
         ((1, 1), ()),
         ((), (1, -1)),
     ):
-        yield Sample(_label(given, "to", shape), (normal(rng, *given),), {"shape": shape})
+        yield Sample(_label(input_shape, "to", shape), (normal(rng, *input_shape),), {"shape": shape})
 
 
 RESHAPE = Operator(
@@ -75,12 +74,13 @@ def _permute_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _copy(builder: OpBuilder[Any], x: Any) -> Any:
+    """Copy x by `slice_last` with the full size, because the simple operators have no plain copy."""
     flat = builder.op("reshape", x, shape=(*known_sizes(tuple(x.shape)), 1))
     return builder.op("reshape", builder.op("slice_last", flat, size=1), shape=known_sizes(tuple(x.shape)))
 
 
 def _swap_neighbours(builder: OpBuilder[Any], x: Any, index: int) -> Any:
-    """Swap the dims `index` and `index + 1`; those behind them are one vector meanwhile."""
+    """Swap the dims `index` and `index + 1`. The dims after these are merged to one, and split again afterwards."""
     last = tuple(x.shape)[index + 2 :]
     if not last:
         return builder.op("transpose", x)
@@ -92,15 +92,16 @@ def _swap_neighbours(builder: OpBuilder[Any], x: Any, index: int) -> Any:
     return x
 
 
-def _permute_parts(builder: OpBuilder[Any], x: Any, *, dims: Sequence[int]) -> Any:
-    left = list(range(len(x.shape)))
-    order = positive_dims(dims, len(left))
-    if list(order) == left:
+def _permute_decompose(builder: OpBuilder[Any], x: Any, *, dims: Sequence[int]) -> Any:
+    """Move one dim after another to its place, by swaps of neighbours."""
+    current = list(range(len(x.shape)))
+    target = positive_dims(dims, len(current))
+    if list(target) == current:
         return _copy(builder, x)
-    for place, dim in enumerate(order):
-        for index in range(left.index(dim), place, -1):
+    for place, dim in enumerate(target):
+        for index in range(current.index(dim), place, -1):
             x = _swap_neighbours(builder, x, index - 1)
-            left[index - 1], left[index] = left[index], left[index - 1]
+            current[index - 1], current[index] = current[index], current[index - 1]
     return x
 
 
@@ -109,7 +110,7 @@ PERMUTE = Operator(
     summary="A copy whose dims are in the order of a list, which has each of them once.",
     reference=_permute_reference,
     samples=_permute_samples,
-    decompose=_permute_parts,
+    decompose=_permute_decompose,
     tolerances=EXACT,
 )
 """A copy with the dims in any order."""
@@ -120,7 +121,7 @@ def _expand_reference(x: Array, *, shape: Sequence[int]) -> Array:
 
 
 def _expand_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    for given, shape in (
+    for input_shape, shape in (
         ((7,), (3, 7)),
         ((3, 1), (3, 33)),
         ((1, 5), (300, -1)),
@@ -133,7 +134,7 @@ def _expand_samples(rng: np.random.Generator) -> Iterator[Sample]:
         ((0, 1), (0, 4)),
         ((3, 16), (3, 16)),
     ):
-        yield Sample(_label(given, "to", shape), (normal(rng, *given),), {"shape": shape})
+        yield Sample(_label(input_shape, "to", shape), (normal(rng, *input_shape),), {"shape": shape})
 
 
 def _repeat(builder: OpBuilder[Any], x: Any, count: int) -> Any:
@@ -145,34 +146,35 @@ def _repeat(builder: OpBuilder[Any], x: Any, count: int) -> Any:
     return builder.op("concat", doubled, x) if count % 2 else doubled
 
 
-def _expand_parts(builder: OpBuilder[Any], x: Any, *, shape: Sequence[int]) -> Any:
+def _expand_decompose(builder: OpBuilder[Any], x: Any, *, shape: Sequence[int]) -> Any:
+    """Repeat one dim of 1 after another."""
     target = expand(tuple(x.shape), shape)
     sizes = [1] * (len(target) - len(x.shape)) + list(known_sizes(tuple(x.shape)))
-    grown = [position for position, dim in enumerate(target) if sizes[position] == 1 and dim != 1]
-    if not grown:
+    repeated = [position for position, dim in enumerate(target) if sizes[position] == 1 and dim != 1]
+    if not repeated:
         return builder.op("reshape", _copy(builder, x), shape=sizes)
-    for position in grown:
+    for position in repeated:
         count = target[position]
-        assert isinstance(count, int), "`shape` has no symbols"
+        assert isinstance(count, int), "`shape` has no symbolic dims"
         before, after = sizes[:position], sizes[position + 1 :]
-        x = builder.op("reshape", x, shape=(_size(before), 1, _size(after)))
+        x = builder.op("reshape", x, shape=(_product(before), 1, _product(after)))
         x = builder.op("slice_last", x, size=0) if count == 0 else _repeat(builder, x, count)
         sizes = [*before, count, *after]
         x = builder.op("reshape", x, shape=sizes)
     return x
 
 
-def _size(sizes: Sequence[int]) -> int:
-    """The product of sizes; -1 where it is known only at run time."""
+def _product(sizes: Sequence[int]) -> int:
+    """Return the product of sizes; -1 if one of them is -1, which stands for a size that is known at run time."""
     return -1 if -1 in sizes else prod(sizes)
 
 
 EXPAND = Operator(
     schema=OperatorSchema.parse("expand(x: F[...]; shape: ints) -> (out: F[expand(...)])"),
-    summary="A copy in which dims of 1 are repeated, and new ones added in front; -1 leaves a dim (torch.expand_copy).",
+    summary="A copy in which dims of 1 are repeated, and new ones added in front; -1 keeps a dim (torch.expand_copy).",
     reference=_expand_reference,
     samples=_expand_samples,
-    decompose=_expand_parts,
+    decompose=_expand_decompose,
     tolerances=EXACT,
 )
 """A copy with dims of 1 repeated."""

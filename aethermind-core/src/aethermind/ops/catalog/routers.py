@@ -1,4 +1,4 @@
-"""Routers of mixtures of experts: the score of every expert for every token, and the choice of the best."""
+"""Routers of mixtures of experts: the score of every expert for every token, and the top k experts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import numpy as np
 
 from aethermind.hal.dtype import DType
 from aethermind.ops.catalog._sample_inputs import normal, weight
-from aethermind.ops.catalog._tolerances import float32_only
 from aethermind.ops.catalog.activations import sigmoid as sigmoid_of
 from aethermind.ops.catalog.matrix_products import linear_magnitudes
-from aethermind.ops.operator import Array, Call, Cost, Operator, Sample, Tolerance
+from aethermind.ops.operator import Array, Call, Cost, Operator, Sample, Tolerance, float32_only
 from aethermind.ops.schema import OperatorSchema
 
 __all__ = ["ROUTER_LOGITS", "ROUTER_TOPK"]
@@ -81,10 +80,10 @@ def _router_topk_reference(
     scale: float,
 ) -> tuple[Array, Array]:
     scores = sigmoid_of(logits) if sigmoid else _softmax(logits)
-    choice = scores if correction is None else scores + correction
+    corrected = scores if correction is None else scores + correction
     if top_groups < num_groups:
-        choice = np.where(_in_best_groups(choice, num_groups, top_groups, group_score_k), choice, -np.inf)
-    ids = np.argsort(-choice, axis=1, kind="stable")[:, :k]
+        corrected = np.where(_in_best_groups(corrected, num_groups, top_groups, group_score_k), corrected, -np.inf)
+    ids = np.argsort(-corrected, axis=1, kind="stable")[:, :k]
     weights = np.take_along_axis(scores, ids, axis=1)
     if renormalize:
         weights = weights / (weights.sum(axis=1, keepdims=True) + _NO_DIVISION_BY_ZERO)
@@ -99,14 +98,14 @@ def _softmax(logits: Array) -> Array:
     return powers / powers.sum(axis=1, keepdims=True)
 
 
-def _in_best_groups(choice: Array, num_groups: int, top_groups: int, group_score_k: int) -> Array:
-    """Return whether each expert (bool [T, E]) belongs to one of the best groups of its token."""
-    num_tokens, num_experts = choice.shape
-    groups = choice.reshape(num_tokens, num_groups, num_experts // num_groups)
-    best = -np.sort(-groups, axis=2)[:, :, :group_score_k].sum(axis=2)
-    order = np.argsort(-best, axis=1, kind="stable")[:, :top_groups]
+def _in_best_groups(scores: Array, num_groups: int, top_groups: int, group_score_k: int) -> Array:
+    """Return whether each expert (bool [T, E]) belongs to one of the best groups of its token, by scores [T, E]."""
+    num_tokens, num_experts = scores.shape
+    groups = scores.reshape(num_tokens, num_groups, num_experts // num_groups)
+    group_scores = -np.sort(-groups, axis=2)[:, :, :group_score_k].sum(axis=2)
+    best = np.argsort(-group_scores, axis=1, kind="stable")[:, :top_groups]
     is_best = np.zeros((num_tokens, num_groups), bool)
-    np.put_along_axis(is_best, order, values=True, axis=1)
+    np.put_along_axis(is_best, best, values=True, axis=1)
     return is_best.repeat(num_experts // num_groups, axis=1)
 
 
@@ -150,13 +149,13 @@ def _router_topk_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _separate_scores(rng: np.random.Generator, num_tokens: int, num_experts: int) -> Array:
-    """Return logits [T, E] in random order and equal steps between -2 and 2, moved by less than a step."""
+    """Return logits [T, E] between -2 and 2 in random order, whose differences are large enough to be exact."""
     steps = (rng.permuted(np.tile(np.arange(num_experts), (num_tokens, 1)), axis=1) + 0.5) / num_experts
     return (steps - 0.5 + rng.uniform(-0.2, 0.2, steps.shape) / num_experts) * 4
 
 
 def _separate_groups(rng: np.random.Generator, num_tokens: int) -> Array:
-    """Return logits [T, 16] of which the sums of the best two sigmoids of four groups differ, too."""
+    """Return logits [T, 16] as `_separate_scores`; the scores of four groups, sums of two sigmoids, differ as well."""
     rows: list[Array] = []
     while len(rows) < num_tokens:
         (row,) = _separate_scores(rng, 1, 16)
@@ -174,9 +173,10 @@ ROUTER_TOPK = Operator(
     ),
     summary=(
         "Scores are the softmax or the sigmoid of the logits. ids are the k experts of largest score + correction, in "
-        "descending order, ties by id; only those of the top_groups (of num_groups equal groups of neighbours) count "
-        "whose group_score_k best have the largest sum. weights are their scores without the correction, divided by "
-        "their sum if renormalize is set, times scale."
+        "descending order, ties by id. With top_groups < num_groups, experts are in num_groups equal groups of "
+        "neighbours, a group's score is the sum of its group_score_k largest, and ids are from the top_groups groups "
+        "of largest score. weights are the experts' scores without the correction, divided by their sum if "
+        "renormalize is set, times scale."
     ),
     reference=_router_topk_reference,
     samples=_router_topk_samples,

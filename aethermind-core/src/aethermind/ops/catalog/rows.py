@@ -1,4 +1,4 @@
-"""Rows of a matrix: gathered by index, or replaced."""
+"""Operators that gather rows of a matrix by index, or replace them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import DTypeLike
 
-from aethermind.ops.catalog._index_checks import rows_of
+from aethermind.ops.catalog._index_checks import index_check
 from aethermind.ops.catalog._sample_inputs import normal
-from aethermind.ops.catalog._tolerances import EXACT
-from aethermind.ops.operator import Array, Operator, Sample
+from aethermind.ops.operator import EXACT, Array, Operator, Sample
 from aethermind.ops.schema import OperatorSchema
 
 __all__ = ["EMBEDDING", "GATHER_ROWS", "POSITION_EMBEDDING", "SCATTER_ROWS"]
@@ -22,7 +21,7 @@ def _embedding_reference(token_ids: Array, table: Array) -> Array:
 
 
 def _lookup_samples(rng: np.random.Generator, dtype: DTypeLike) -> Iterator[Sample]:
-    """Samples of rows of a table [V, D], whose indices have a dtype."""
+    """Yield samples of indices (of this dtype) and a table [V, D]."""
     for num_tokens, num_rows, hidden_size in ((5, 11, 7), (1, 3, 16), (0, 4, 8), (33, 100, 129), (300, 66_000, 3)):
         indices = rng.integers(0, num_rows, num_tokens, dtype=dtype)
         yield Sample(f"T{num_tokens}_V{num_rows}_D{hidden_size}", (indices, normal(rng, num_rows, hidden_size)))
@@ -36,7 +35,7 @@ EMBEDDING = Operator(
     samples=partial(_lookup_samples, dtype=np.int32),
     tolerances=EXACT,
     gathered=frozenset({"table"}),
-    check=rows_of("table", "token_ids"),
+    check=index_check("table", "token_ids"),
 )
 """The embedding lookup: rows of a table by token id."""
 
@@ -52,7 +51,7 @@ POSITION_EMBEDDING = Operator(
     samples=partial(_lookup_samples, dtype=np.int64),
     tolerances=EXACT,
     gathered=frozenset({"table"}),
-    check=rows_of("table", "positions"),
+    check=index_check("table", "positions"),
 )
 """Rows of a table by position: learned absolute position embeddings, as in GPT-2 and BERT."""
 
@@ -81,9 +80,9 @@ GATHER_ROWS = Operator(
     samples=_gather_rows_samples,
     tolerances=EXACT,
     gathered=frozenset({"x"}),
-    check=rows_of("x", "rows"),
+    check=index_check("x", "rows"),
 )
-"""Rows of a step's activations that later operators need, such as the last token of every sequence."""
+"""Gathers the rows of activations that later operators need, such as those of the last token of every sequence."""
 
 
 def _scatter_rows_reference(x: Array, values: Array, rows: Array) -> Array:
@@ -112,6 +111,6 @@ SCATTER_ROWS = Operator(
     reference=_scatter_rows_reference,
     samples=_scatter_rows_samples,
     tolerances=EXACT,
-    check=rows_of("x", "rows"),
+    check=index_check("x", "rows"),
 )
-"""Rows of a matrix replaced by others: embeddings that were not looked up by token id enter a step this way."""
+"""Replaces rows of a matrix, such as embeddings of image tokens, which have no row in the embedding table."""

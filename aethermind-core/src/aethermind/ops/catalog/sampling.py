@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aethermind.ops.catalog._index_checks import rows_of
+from aethermind.ops.catalog._index_checks import index_check
 from aethermind.ops.catalog._sample_inputs import normal
-from aethermind.ops.catalog._tolerances import EXACT, float32_only
-from aethermind.ops.operator import Array, Operator, Sample
+from aethermind.ops.operator import EXACT, Array, Operator, Sample, float32_only
 from aethermind.ops.schema import OperatorSchema
 
 __all__ = ["SAMPLE_TOKENS", "TOKEN_LOGPROBS"]
@@ -23,47 +22,51 @@ def _sample_reference(
 
 
 def _sample(logits: Array, temperature: float, top_k: int, top_p: float, min_p: float, uniform: float) -> int:
-    if temperature == 0 or not np.isfinite(logits.max()):  # no probabilities without finite logits
+    if temperature == 0 or not np.isfinite(logits.max()):  # the softmax is undefined without finite logits
         return int(np.argmax(logits))
     # A cumulative sum over a large vocabulary loses the tail in float32.
     logits = logits.astype(np.float64)
     weights = np.exp((logits - logits.max()) / float(temperature))
     if top_k == 0 and top_p >= 1 and min_p <= 0:
-        return _invert(weights, uniform)
+        return _inverse_cdf(weights, uniform)
     order = np.argsort(-logits, kind="stable")
     if top_k > 0:
         order = order[:top_k]
-    reached = np.cumsum(weights[order])
-    order = order[: int(np.sum(reached[:-1] < top_p * reached[-1])) + 1]
+    cumulative = np.cumsum(weights[order])
+    order = order[: int(np.sum(cumulative[:-1] < top_p * cumulative[-1])) + 1]
     order = order[weights[order] >= min_p * weights[order[0]]]
-    return int(order[_invert(weights[order], uniform)])
+    return int(order[_inverse_cdf(weights[order], uniform)])
 
 
-def _invert(weights: Array, uniform: float) -> int:
-    """Return the first index whose cumulative probability exceeds `uniform`, which is in [0, 1)."""
-    reached = np.cumsum(weights)
-    return int(np.searchsorted(reached / reached[-1], uniform, side="right"))
+def _inverse_cdf(weights: Array, uniform: float) -> int:
+    """Return the first index whose cumulative probability exceeds `uniform`, a number in [0, 1).
+
+    If the number is uniformly distributed, this samples from the distribution.
+    """
+    cumulative = np.cumsum(weights)
+    return int(np.searchsorted(cumulative / cumulative[-1], uniform, side="right"))
 
 
 def _sample_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    nothing, one = (0, 1.0, 0.0), 1.0
+    # Rows of (temperature, top_k, top_p, min_p); the last three are off with:
+    off = (0, 1.0, 0.0)
     mixed = [
-        (0.0, *nothing),
-        (one, *nothing),
+        (0.0, *off),
+        (1.0, *off),
         (0.7, 5, 1.0, 0.0),
         (1.3, 0, 0.8, 0.0),
-        (one, 0, 1.0, 0.1),
+        (1.0, 0, 1.0, 0.1),
         (0.9, 20, 0.9, 0.05),
     ]
     for label, vocab_size, parameters in (
-        ("greedy", 33, [(0.0, *nothing)] * 3),
-        ("no_cut", 33, [(one, *nothing)] * 5),
+        ("greedy", 33, [(0.0, *off)] * 3),
+        ("no_cut", 33, [(1.0, *off)] * 5),
         ("mixed", 100, mixed * 3),
         ("one_row", 17, [(0.8, 3, 0.95, 0.0)]),
-        ("one_token", 1, [(one, *nothing), (one, 1, 0.5, 0.5)]),
-        ("top_k_beyond_vocabulary", 7, [(one, 50, 1.0, 0.0)] * 4),
-        ("top_k_1", 65, [(one, 1, 1.0, 0.0)] * 3),
-        ("top_p_keeps_one", 65, [(one, 0, 1e-6, 0.0)] * 3),
+        ("one_token", 1, [(1.0, *off), (1.0, 1, 0.5, 0.5)]),
+        ("top_k_beyond_vocabulary", 7, [(1.0, 50, 1.0, 0.0)] * 4),
+        ("top_k_1", 65, [(1.0, 1, 1.0, 0.0)] * 3),
+        ("top_p_keeps_one", 65, [(1.0, 0, 1e-6, 0.0)] * 3),
         ("empty", 9, []),
         ("many_rows", 33, mixed * 7),
         ("large_vocabulary", 66_001, mixed),
@@ -72,26 +75,24 @@ def _sample_samples(rng: np.random.Generator) -> Iterator[Sample]:
             label,
             _sample_inputs(normal(rng, len(parameters), vocab_size) * 2, parameters, rng.random(len(parameters))),
         )
-    cuts = [(0.0, *nothing), (one, 3, 1.0, 0.0), (one, 0, 0.61, 0.0), (one, *nothing)]
-    yield Sample("ties", _sample_inputs(np.zeros((4, 40)), cuts, [0.5, 0.9, 0.7, 0.61]))
+    parameters = [(0.0, *off), (1.0, 3, 1.0, 0.0), (1.0, 0, 0.61, 0.0), (1.0, *off)]
+    yield Sample("ties", _sample_inputs(np.zeros((4, 40)), parameters, [0.5, 0.9, 0.7, 0.61]))
     zeros = np.tile([-1.0, -0.0, 0.0, -0.0], (3, 1))
-    yield Sample(
-        "zeros_of_both_signs", _sample_inputs(zeros, [cuts[0], (one, 1, 1.0, 0.0), (one, 2, 1.0, 0.0)], [0.5] * 3)
-    )
+    parameters = [(0.0, *off), (1.0, 1, 1.0, 0.0), (1.0, 2, 1.0, 0.0)]
+    yield Sample("zeros_of_both_signs", _sample_inputs(zeros, parameters, [0.5] * 3))
     late = np.full((3, 66_001), -4.0)
     late[:, 66_000] = 30.0
-    yield Sample("late", _sample_inputs(late, [cuts[0], (one, *nothing), (one, 5, 0.9, 0.0)], [0.5] * 3))
+    yield Sample("late", _sample_inputs(late, [(0.0, *off), (1.0, *off), (1.0, 5, 0.9, 0.0)], [0.5] * 3))
     far = normal(rng, 4, 33) + np.array([[500.0], [-500.0], [500.0], [-500.0]])
-    yield Sample(
-        "far_from_zero", _sample_inputs(far, [(one, *nothing)] * 2 + [(0.5, 9, 0.9, 0.05)] * 2, [0.3, 0.6, 0.2, 0.8])
-    )
-    yield Sample("top_p_reached_exactly", _sample_inputs(np.zeros((1, 4)), [(one, 0, 0.5, 0.0)], [0.75]))
+    parameters = [(1.0, *off)] * 2 + [(0.5, 9, 0.9, 0.05)] * 2
+    yield Sample("far_from_zero", _sample_inputs(far, parameters, [0.3, 0.6, 0.2, 0.8]))
+    yield Sample("top_p_reached_exactly", _sample_inputs(np.zeros((1, 4)), [(1.0, 0, 0.5, 0.0)], [0.75]))
     suppressed = np.where(np.arange(11) % 3 == 1, normal(rng, 4, 11), -np.inf)
     yield Sample(
         "suppressed",
         _sample_inputs(
             suppressed,
-            [(one, *nothing), (one, *nothing), (one, 9, 0.9, 0.0), (0.0, *nothing)],
+            [(1.0, *off), (1.0, *off), (1.0, 9, 0.9, 0.0), (0.0, *off)],
             [0.0, 0.999, 0.3, 0.3],
         ),
     )
@@ -110,34 +111,35 @@ SAMPLE_TOKENS = Operator(
         uniform: f32[R]) -> (token_ids: i32[R])"""
     ),
     summary=(
-        "Temperature 0 takes the largest logit, on ties the lowest id. Else p = softmax(logits / temperature); keep "
-        "the top_k largest (0: all), of these the fewest whose probability reaches top_p, of these the ones with p >= "
-        "min_p * max(p), and take the first whose cumulative share of what was kept exceeds uniform: in descending "
-        "order, ties by id; in order of id with top_k 0, top_p >= 1 and min_p <= 0. A row whose largest logit is not "
-        "finite takes the first such id."
+        "Temperature 0 selects the largest logit, on ties the lowest id. Else p = softmax(logits / temperature). The "
+        "candidates are the top_k tokens of largest p (0: all), of these the fewest whose p sum to top_p, of these "
+        "those with p >= min_p * max(p). The result is the first candidate up to which the renormalised p sum to more "
+        "than uniform, the row's random number in [0, 1). Candidates are in descending order of p, ties by id, or in "
+        "order of id if top_k is 0, top_p >= 1 and min_p <= 0. If the largest logit of a row is not finite, the result "
+        "is the lowest id that has it."
     ),
     reference=_sample_reference,
     samples=_sample_samples,
     tolerances=EXACT,
 )
-"""Sample one token per row, with temperature, top-k, top-p and min-p of the row."""
+"""Samples one token per row, with the row's temperature, top-k, top-p and min-p."""
 
 
 def _logprobs_reference(logits: Array, token_ids: Array, *, k: int) -> tuple[Array, Array, Array, Array]:
-    num_rows, num_found = len(logits), min(k, logits.shape[1])
+    num_rows, num_top = len(logits), min(k, logits.shape[1])
     logprobs = logits - _log_sum_exp(logits)
     rows = np.arange(num_rows)
     chosen = logits[rows, token_ids]
     rank = 1 + np.sum(logits > chosen[:, None], axis=1)
     top_ids = np.full((num_rows, k), -1, np.int32)
-    top_ids[:, :num_found] = np.argsort(-logits, axis=1, kind="stable")[:, :num_found]
+    top_ids[:, :num_top] = np.argsort(-logits, axis=1, kind="stable")[:, :num_top]
     top_logprobs = np.full((num_rows, k), -np.inf, logits.dtype)
-    top_logprobs[:, :num_found] = np.take_along_axis(logprobs, top_ids[:, :num_found], axis=1)
+    top_logprobs[:, :num_top] = np.take_along_axis(logprobs, top_ids[:, :num_top], axis=1)
     return logprobs[rows, token_ids], rank.astype(np.int32), top_ids, top_logprobs
 
 
 def _log_sum_exp(logits: Array) -> Array:
-    """[R, 1]"""
+    """Return log(sum(exp(logits))) of each row: [R, 1]."""
     largest = logits.max(axis=1, keepdims=True)
     return largest + np.log(np.sum(np.exp(logits - largest), axis=1, keepdims=True))
 
@@ -184,13 +186,13 @@ TOKEN_LOGPROBS = Operator(
         -> (logprob: f32[R], rank: i32[R], top_ids: i32[R, k], top_logprobs: f32[R, k])"""
     ),
     summary=(
-        "The log softmax at the token, its rank (1 + the number of strictly larger logits), and the k largest in "
-        "descending order, ties by id; where the vocabulary is smaller than k, the rest has id -1 and logprob -inf."
+        "The log softmax at the token, its rank (1 + the number of larger logits), and the k largest in descending "
+        "order, ties by id; if the vocabulary is smaller than k, the rest has id -1 and logprob -inf."
     ),
     reference=_logprobs_reference,
     samples=_logprobs_samples,
     term_magnitudes=_logprobs_term_magnitudes,
     tolerances=float32_only(),
-    check=rows_of("logits", "token_ids", axis=1),
+    check=index_check("logits", "token_ids", axis=1),
 )
 """Log probability and rank of the chosen token, and the k most likely tokens."""

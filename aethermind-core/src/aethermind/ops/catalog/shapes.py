@@ -1,4 +1,4 @@
-"""Views and copies of a tensor in another shape."""
+"""Views and copies of a tensor in another shape: operators on heads, and on the last dims."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy as np
 from aethermind.errors import OperatorError
 from aethermind.ops.catalog._index_checks import Shapes
 from aethermind.ops.catalog._sample_inputs import normal
-from aethermind.ops.catalog._tolerances import EXACT
-from aethermind.ops.operator import Array, Operator, Sample
+from aethermind.ops.operator import EXACT, Array, Operator, Sample
 from aethermind.ops.schema import OperatorSchema
 
 __all__ = [
@@ -240,4 +239,4 @@ CONCAT_LAST = Operator(
     samples=_concat_last_samples,
     tolerances=EXACT,
 )
-"""A copy of the vectors of a and b, joined one by one."""
+"""A copy in which each vector of a is concatenated with the one of b at the same place."""
