@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-__all__ = ["ADD_LOW_RANK", "Collective", "HEADS", "Partial", "RULES", "Rule", "RECURRENCES"]
+__all__ = ["ADD_LOW_RANK", "Collective", "HEADS", "Partial", "RECURRENCES", "RULES", "Rule"]
 
 
 class Collective(Enum):

@@ -17,13 +17,13 @@ __all__ = [
     "FREED_KEYS_MULTIPLE",
     "Shapes",
     "check_blocks",
-    "check_offsets",
     "check_heads",
+    "check_offsets",
     "check_shifted_blocks",
-    "check_tokens_of_rows",
-    "require_below",
-    "index_check",
     "check_slots",
+    "check_tokens_of_rows",
+    "index_check",
+    "require_below",
 ]
 
 FREED_KEYS_MULTIPLE = 128

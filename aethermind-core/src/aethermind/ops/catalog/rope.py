@@ -24,8 +24,8 @@ __all__ = [
     "SHIFT_KEYS_QUANTIZED",
     "check_rotary_dim",
     "narrow_table_extension",
-    "rope_magnitudes",
     "random_rope_table",
+    "rope_magnitudes",
 ]
 
 _MAX_EXACT_IN_FLOAT32 = 2**24
