@@ -229,7 +229,9 @@ class ConstantStore:
             buffer = Buffer(self._device, array.ctypes.data, nbytes, is_host_accessible=True, owner=array)
             tensor = Tensor.of(buffer, DType.UINT8, (nbytes,))
             self._packed.add(key)
-            if self._backend.allocator.places_weights:  # the pages of a mapped file are on the node that read them first
+            if (
+                self._backend.allocator.places_weights
+            ):  # the pages of a mapped file are on the node that read them first
                 self._tensors[key] = self._copy_to_weight_memory(tensor)
                 drop_mapped_pages(array)
             else:
