@@ -72,7 +72,8 @@ class TensorParallel:
         split = split_graph(graph, self.operators, self.share)
         self.parts.update(split.weight_shards)
         self.state_shards.update(split.state_shards)
-        read = {value.name for value in split.graph.parameters} | {part.parameter for part in split.weight_shards.values()}
+        shards = split.weight_shards.values()
+        read = {value.name for value in split.graph.parameters} | {shard.parameter for shard in shards}
         self.of_rank_0.update({value.name: value.type for value in graph.parameters if value.name not in read})
         return without_outputs(split.graph) if self.share.rank else split.graph
 
