@@ -25,6 +25,21 @@ static void test_passes_over_rows(const KernelEntry& entry, const Storage& stora
   }
 }
 
+// Every number of rows up to a hundred, at every misalignment: a row has the bits that it has among a hundred.
+static void test_every_number_of_rows(const KernelEntry& entry, const Storage& storage) {
+  const int64_t most = 100, k = 67, n = 35, element = static_cast<int64_t>(element_size(entry.dtype));
+  const Tensor x = random(entry.dtype, {most, k}), all(entry.dtype, {most, n});
+  const Packed packed = storage.weight(entry, 1, n, k, 1.0).packed;
+  run(*entry.kernel, {x.abi(), packed.abi(), Tensor().abi()}, {all.abi()}, {}, 1);
+  for (int64_t rows = 0; rows < most; ++rows) {
+    const Tensor some(entry.dtype, {rows, k}, static_cast<int>(rows % 32)), out(entry.dtype, {rows, n});
+    std::memcpy(some.bytes(), x.bytes(), static_cast<size_t>(rows * k * element));
+    run(*entry.kernel, {some.abi(), packed.abi(), Tensor().abi()}, {out.abi()}, {}, rows % 3 == 0 ? 2 : 1);
+    check(std::memcmp(out.bytes(), all.bytes(), out.num_bytes()) == 0, entry,
+          std::to_string(rows) + " rows differ from a hundred");
+  }
+}
+
 int main() {
   const Storage dense = {[](const KernelEntry& entry, int input, int64_t n, int64_t k, double scale) {
                            const Tensor values = random(entry.dtype, {n, k}, 0, scale);
@@ -36,6 +51,7 @@ int main() {
   };
   for_each_kernel("linear", with(test_linear));
   for_each_kernel("linear", with(test_rows_are_independent));
+  for_each_kernel("linear", with(test_every_number_of_rows));
   for_each_kernel("linear", with(test_passes_over_rows));
   for_each_kernel("lm_head", with(test_linear));
   for_each_kernel("gate_up_silu", with(test_gate_up_silu));
