@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -56,12 +56,14 @@ class Repo:
 class HubServer:
     """The server: `repos` by name. `cuts` is how often it cuts a large file's connection, after half of what is left.
 
-    `requests` are (method, path, headers) in order. Use as a context manager.
+    `requests` are (method, path, headers) in order. A large file whose digest is in `held` is sent whole only once its
+    event is set; ranges of it are sent at once. Use as a context manager.
     """
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
         self.cuts = 0
+        self.held: dict[str, Event] = {}
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
@@ -74,6 +76,8 @@ class HubServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for event in self.held.values():
+            event.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -160,6 +164,8 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
                 self._send(200, commit | {"ETag": f'"{digest[:40]}"'}, data)
 
         def _send_large(self, digest: str) -> None:
+            if digest in hub.held and "Range" not in self.headers:
+                hub.held[digest].wait()
             data = hub.large_file(digest)
             if data is None:
                 self._send(404)

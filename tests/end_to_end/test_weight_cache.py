@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tests.hub_server import HubServer, Repo
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.engine.observation.profiler import measure_memory
@@ -39,7 +40,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def opened(model: Path, **options: Any) -> Iterator[LLM]:
+def opened(model: Path | str, **options: Any) -> Iterator[LLM]:
     """A model whose weights have been kept once it is closed."""
     with closing(LLM(model, device="cpu", num_kv_blocks=16, max_num_seqs=1, **options)) as llm:
         yield llm
@@ -81,6 +82,17 @@ def test_the_next_start_maps_the_cached_file(folder: Path, model: Path, options:
         use = measure_memory("loaded", llm.engine.compiled, llm.engine.runner)
         assert use.packed_weights == constants.found_bytes
     assert len([*folder.iterdir()]) == 1
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_is_packed_while_it_is_downloaded_is_kept(hub_server: HubServer) -> None:
+    demo = Runtime.boot().open_source("demo").path
+    hub_server.repos["org/demo"] = Repo({path.name: path.read_bytes() for path in demo.iterdir() if path.is_file()})
+    with opened("org/demo") as llm:
+        wanted = computed_by(llm)
+    with opened("org/demo") as llm:
+        assert constants_of(llm).found_bytes == constants_of(llm).packed_bytes > 0
+        assert computed_by(llm) == wanted
 
 
 def test_a_cache_of_another_packing_is_not_used(folder: Path, model: Path) -> None:

@@ -46,6 +46,10 @@ class LoadProgress:
         if self._bar is None:
             if self._is_over or time.monotonic() - self._started < SHOW_AFTER_S or not console.can_redraw(sys.stderr):
                 return
+            from aethermind.model.hub_arrival import is_any_arriving
+
+            if is_any_arriving():  # its client draws the progress of the download
+                return
             self._draw(total)
         self._bar.update(self._task, completed=done, total=total)
         if done == total:

@@ -192,11 +192,14 @@ class WeightCache:
     def __init__(self, compiled: CompiledModel, folder: WeightFolder) -> None:
         """Record the state of the model's files before they are opened, so that a later change of a file is noticed.
 
-        OSError if a file is missing, CheckpointError if the files are not a model's.
+        Files that are still being downloaded are described when they are kept. CheckpointError if the files are not a
+        model's.
         """
         self._compiled = compiled
         self._folder = folder
-        self._files = describe_files(compiled)
+        self._files: list[Any] | None = None
+        with suppress(OSError):  # opening a file that is missing raises an error with a better message
+            self._files = describe_files(compiled)
         self._writing: list[tuple[threading.Thread, IdleScheduler]] = []
 
     @classmethod
@@ -209,16 +212,12 @@ class WeightCache:
         is_in_place = compiled.open_device.backend.capabilities.is_host_accessible
         if not config.weight_cache or config.load_format == "dummy" or not is_in_place:
             return None
-        folder = WeightFolder(env.cache_directory() / "weights", int(config.weight_cache * 2**30))
-        try:
-            return cls(compiled, folder)
-        except OSError:
-            return None  # opening the files raises an error with a better message
+        return cls(compiled, WeightFolder(env.cache_directory() / "weights", int(config.weight_cache * 2**30)))
 
     def find(self, wanted: Mapping[str, PackedConstant]) -> Mapping[str, Any]:
         """Map the packed weights and prefetch their pages (see `PackedWeightCache`). A damaged file is a warning."""
         cacheable = self._cacheable(wanted)
-        if not cacheable:
+        if not cacheable or self._files is None:
             return {}
         key = cache_key(self._compiled, self._files, cacheable)
         try:
@@ -241,12 +240,14 @@ class WeightCache:
         if not cacheable:
             return
         scheduler = IdleScheduler(activity)
-        compiled, files, folder = self._compiled, self._files, self._folder
+        compiled, folder = self._compiled, self._folder
+        described = self._files
 
         def write() -> None:
             with suppress(OSError, AttributeError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
             try:
+                files = describe_files(compiled) if described is None else described
                 is_same = describe_files(compiled) == files
                 key = cache_key(compiled, files, cacheable)
                 if is_same and not scheduler.wait_until_idle() and not folder.has(key):

@@ -29,13 +29,16 @@ from aethermind.model.hub_files import INDEX, HubName, RepoKind, Selection, quan
 
 __all__ = [
     "CachedModel",
+    "Download",
     "RepoFiles",
+    "begin_download",
     "cached_models",
     "choose_files",
     "delete_cached",
     "download",
     "explained",
     "find_cached",
+    "hub_name",
     "local_path",
     "title_of",
 ]
@@ -64,10 +67,15 @@ def local_path(text: str, kind: RepoKind = "model") -> Path:
     neither form is returned as a path, whether it exists or not. ConfigError says why a name cannot be had.
     """
     path = env.expand_home(text)
-    name = None if lexists(path) else HubName.parse(text)
+    name = hub_name(text)
     if name is None:
         return path
     return find_cached(name, kind) or download(name, kind)
+
+
+def hub_name(text: str) -> HubName | None:
+    """The name of the Hub that a text is; None for a path, which always wins if it exists."""
+    return None if lexists(env.expand_home(text)) else HubName.parse(text)
 
 
 def title_of(path: Path) -> str:
@@ -119,37 +127,72 @@ def choose_files(name: HubName, kind: RepoKind = "model") -> RepoFiles:
     return RepoFiles(info.sha, sizes, chosen)
 
 
-def download(name: HubName, kind: RepoKind = "model") -> Path:
-    """Download what is missing of a model's newest revision, and return its directory or .gguf file.
+class Download:
+    """The newest revision of a repository, on its way into the cache. Errors are the client's (`explained`).
 
-    Sizes are shown and disk space is checked before. Files that are complete are not fetched again. ConfigError says
-    in one sentence why a model cannot be had.
+    Sizes are shown and disk space is checked at once: ConfigError where it does not suffice.
     """
-    with explained(name):
-        try:
-            commit, sizes, chosen = choose_files(name, kind)
-        except Exception as error:
-            found = find_cached(name, kind, is_partial_enough=True) if is_unreachable(error) else None
-            if found is None:
-                raise
-            logger.warning("%s is used as it is in the cache: the Hugging Face Hub cannot be reached", name)
-            return found
-        fetch = partial(_client().hf_hub_download, name.repo, revision=commit, etag_timeout=_TIMEOUT_S)
-        snapshot = _repo_folder(name) / "snapshots" / commit
-        missing = {path: sizes.get(path, 0) for path in chosen.files if not (snapshot / path).exists()}
+
+    def __init__(self, name: HubName, files: RepoFiles) -> None:
+        self.name, self.files = name, files
+        self.snapshot = _repo_folder(name) / "snapshots" / files.commit
+        self._fetch = partial(_client().hf_hub_download, name.repo, revision=files.commit, etag_timeout=_TIMEOUT_S)
+        missing = {path: files.sizes.get(path, 0) for path in files.chosen.files if not self.has(path)}
         if missing:
             _check_space(name, missing)
             _announce(name, missing)
+
+    def has(self, path: str) -> bool:
+        """Whether a file is in the cache, whole."""
+        return (self.snapshot / path).exists()
+
+    def fetch_texts(self) -> None:
+        """Fetch the configuration, tokenizer and templates."""
         with ThreadPoolExecutor(_MAX_PARALLEL) as pool:
-            list(pool.map(fetch, chosen.texts))
-        for path in chosen.weights:
-            fetch(path)
-    revision = name.revision or "main"
-    if revision != commit:
-        reference = _repo_folder(name) / "refs" / revision
-        reference.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(reference, [commit.encode()])
-    return _result(snapshot, chosen)
+            list(pool.map(self._fetch, self.files.chosen.texts))
+
+    def fetch(self, path: str) -> None:
+        """Fetch one file, unless it is in the cache."""
+        self._fetch(path)
+
+    def finish(self) -> Path:
+        """Note the revision, now that all files are there, and return the model's directory or .gguf file."""
+        revision, commit = self.name.revision or "main", self.files.commit
+        if revision != commit:
+            reference = _repo_folder(self.name) / "refs" / revision
+            reference.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(reference, [commit.encode()])
+        return _result(self.snapshot, self.files.chosen)
+
+
+def begin_download(name: HubName, kind: RepoKind = "model") -> Download | Path:
+    """Begin to download what is missing of a model's newest revision. A path where the Hub cannot be reached, and the
+    cache has the weights and config.json. Errors are those of `choose_files` and `Download`.
+    """
+    try:
+        files = choose_files(name, kind)
+    except Exception as error:
+        found = find_cached(name, kind, is_partial_enough=True) if is_unreachable(error) else None
+        if found is None:
+            raise
+        logger.warning("%s is used as it is in the cache: the Hugging Face Hub cannot be reached", name)
+        return found
+    return Download(name, files)
+
+
+def download(name: HubName, kind: RepoKind = "model") -> Path:
+    """Download what is missing of a model's newest revision, and return its directory or .gguf file.
+
+    Files that are complete are not fetched again. ConfigError says in one sentence why a model cannot be had.
+    """
+    with explained(name):
+        begun = begin_download(name, kind)
+        if isinstance(begun, Path):
+            return begun
+        begun.fetch_texts()
+        for path in begun.files.chosen.weights:
+            begun.fetch(path)
+        return begun.finish()
 
 
 def cached_models() -> list[CachedModel]:

@@ -22,7 +22,7 @@ from aethermind.errors import CheckpointError, ConfigError
 from aethermind.model.hub import choose_files, explained
 from aethermind.model.hub_files import HubName
 
-__all__ = ["fetch_headers"]
+__all__ = ["fetch_headers", "fetch_safetensors_header"]
 
 _FIRST_BYTES = 1 << 18
 """Bytes of a file of weights that are asked for at first: more than most headers of .safetensors files have."""
@@ -70,6 +70,12 @@ def fetch_headers(name: HubName, directory: Path) -> Path:
         with ThreadPoolExecutor(_MAX_PARALLEL) as pool:
             list(pool.map(fetch, chosen.files))
     return directory if chosen.gguf is None else directory / chosen.gguf
+
+
+def fetch_safetensors_header(name: HubName, path: str, commit: str, size: int, target: Path) -> None:
+    """Write the header of a .safetensors file of `size` bytes. Errors are the client's (`explained`)."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _write_safetensors_header(target, size, partial(_read_range, _url(name, path, commit)))
 
 
 def _write_safetensors_header(target: Path, size: int, read: ReadRange) -> None:

@@ -11,11 +11,12 @@ from aethermind.errors import AetherMindError, ConfigError, PluginError
 from aethermind.first_party import Kind, install_advice, provider_of
 from aethermind.model.architecture import Architecture, CausalLM, HasMTP, TextEncoder
 from aethermind.model.hf_files import architecture_name
-from aethermind.model.hub import local_path
+from aethermind.model.hub import find_cached, hub_name, local_path
 from aethermind.plugins.registry import Registry, import_object
 
 if TYPE_CHECKING:
     from aethermind.model.gguf_family import GgufFamily
+    from aethermind.model.hub_arrival import Arrival
     from aethermind.model.hub_files import RepoKind
     from aethermind.model.input_processor import InputProcessorFactory
     from aethermind.model.mtp import MTPModule
@@ -172,3 +173,12 @@ class ModelRegistry:
                 + "Give one of these names, or a path."
             )
         return path
+
+    def locate_arriving(self, model: str) -> Path | Arrival:
+        """As `locate`, but a model of the Hub that is not in the cache may be without its weights: they arrive."""
+        name = None if model in self._entries else hub_name(model)
+        if name is None or find_cached(name) is not None:
+            return self.locate(model)
+        from aethermind.model.hub_arrival import begin_arrival
+
+        return begin_arrival(name)

@@ -17,8 +17,10 @@ from aethermind.model.hf_files import (
 )
 
 if TYPE_CHECKING:
+    from aethermind.checkpoint.sharded_index import Checkpoint
     from aethermind.checkpoint.source import StoredTensors
     from aethermind.model.gguf_family import GgufFamily
+    from aethermind.model.hub_arrival import Arrival
     from aethermind.ops.weight_format import WeightFormat
     from aethermind.plugins.registry import Registry
     from aethermind.text.tokenizer import Tokenizer
@@ -84,13 +86,15 @@ class ModelSource(Protocol):
         ...
 
 
-def open_source(path: Path, families: Registry[GgufFamily]) -> ModelSource:
+def open_source(place: Path | Arrival, families: Registry[GgufFamily]) -> ModelSource:
     """Make the source of a path, existing or not: a .gguf file by its suffix, else a directory in the Hugging Face
-    layout.
+    layout, which also is what arrives from the Hub.
 
     A directory without config.json that contains one .gguf model, as after a download, stands for that model.
     """
-    path = _lone_gguf(path) or path
+    if not isinstance(place, Path):
+        return DirectorySource(place.path, place)
+    path = _lone_gguf(place) or place
     if path.suffix.lower() == ".gguf" and not path.is_dir():
         from aethermind.model.gguf_source import GgufSource
 
@@ -109,9 +113,10 @@ def _lone_gguf(directory: Path) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class DirectorySource:
-    """A model directory in the Hugging Face layout; implements `ModelSource`."""
+    """A model directory in the Hugging Face layout, whose weights may still be downloaded; implements `ModelSource`."""
 
     path: Path
+    arrival: Arrival | None = None
 
     def config(self) -> dict[str, Any]:
         return read_hf_config(self.path)
@@ -146,9 +151,7 @@ class DirectorySource:
         return read_text_limit(self.path)
 
     def names(self) -> tuple[str, ...]:
-        from aethermind.checkpoint.sharded_index import Checkpoint
-
-        return Checkpoint.open(self.path).names
+        return self._checkpoint().names
 
     def weight_formats(self) -> dict[str, WeightFormat]:
         if self._quantization() is None:
@@ -158,16 +161,19 @@ class DirectorySource:
         return {name: format for name, format in found.items() if format is not None}
 
     def weights(self) -> StoredTensors:
-        from aethermind.checkpoint.sharded_index import Checkpoint
-
         described, where = self._quantization(), str(self.path)
         if described is None:
-            return Checkpoint.open(self.path)
+            return self._checkpoint()
         from aethermind.checkpoint.quantized_checkpoint import open_quantized
         from aethermind.checkpoint.quantized_tensors import quantization_method
 
         quantization_method(described, where)
-        return open_quantized(Checkpoint.open(self.path), described, where)
+        return open_quantized(self._checkpoint(), described, where)
+
+    def _checkpoint(self) -> Checkpoint:
+        from aethermind.checkpoint.sharded_index import Checkpoint
+
+        return Checkpoint.open(self.path) if self.arrival is None else self.arrival.checkpoint()
 
     def _quantization(self) -> Any:
         """The quantization_config of config.json, or the file of a tool beside it."""

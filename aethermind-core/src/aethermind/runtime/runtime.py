@@ -175,13 +175,18 @@ class Runtime:
         ]
         return ["aethermind-core"] * (name in self.built_in.get(kind, ())) + of_plugins
 
-    def open_source(self, model: str | Path, tokenizer: str | Path | None = None) -> ModelSource:
+    def open_source(
+        self, model: str | Path, tokenizer: str | Path | None = None, *, may_arrive: bool = False
+    ) -> ModelSource:
         """Open the files of an installed model, of the model at a path, or of one of the Hugging Face Hub by its name,
         which is downloaded if it is not in the cache; ConfigError if there is none.
 
+        With `may_arrive` its weights may still be downloaded, and are waited for where values are read.
+
         `tokenizer` replaces the model's tokenizer: a directory, its tokenizer.json, a .gguf file, or a model's name.
         """
-        source = open_source(self.models.locate(str(model)), self.gguf_families)
+        locate = self.models.locate_arriving if may_arrive else self.models.locate
+        source = open_source(locate(str(model)), self.gguf_families)
         return source if tokenizer is None else RetokenizedSource(source, self.open_tokenizer_source(tokenizer))
 
     def open_tokenizer_source(self, tokenizer: str | Path) -> ModelSource:

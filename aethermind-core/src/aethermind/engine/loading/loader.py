@@ -57,7 +57,8 @@ def compile_model(
     one. `options` may be given instead of a configuration.
     """
     config = config or EngineConfig.of(**options)
-    source = runtime.open_source(model, config.tokenizer)
+    # Ranks are processes of their own, which open the files.
+    source = runtime.open_source(model, config.tokenizer, may_arrive=config.executor_name == "inline")
     raw = source.config()
     name = runtime.architectures.resolve_name(raw, source.path)
     architecture = runtime.architectures.get(name)

@@ -1,0 +1,115 @@
+"""A model of the Hugging Face Hub that is compiled, and whose weights are packed, while weights are downloaded.
+
+Configuration, tokenizer and the headers of the files of weights are fetched first. A thread then downloads the files of
+weights in order, and a tensor waits only for its own file. Nothing but processor time hides a download that is ready a
+file at a time: of a model in one file, the plan, the tokenizer and the memory of its weights are ready when it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock, Thread
+
+from aethermind.checkpoint.arriving import ArrivingFile
+from aethermind.checkpoint.safetensors import SafetensorsFile
+from aethermind.checkpoint.sharded_index import Checkpoint
+from aethermind.checkpoint.source import TensorFile
+from aethermind.model.hub import Download, begin_download, explained
+from aethermind.model.hub_files import INDEX, HubName
+from aethermind.model.hub_headers import fetch_safetensors_header
+
+__all__ = ["Arrival", "begin_arrival", "is_any_arriving"]
+
+_SUFFIX = ".safetensors"
+
+_lock = Lock()
+_running: dict[HubName, Arrival] = {}
+"""Arrivals whose thread runs, so that a model that is opened twice is downloaded once."""
+
+
+class Arrival:
+    """A download whose texts and headers are there, and whose weights arrive. Thread-safe."""
+
+    def __init__(self, download: Download) -> None:
+        """Fetch the headers and start the thread. Errors are the client's."""
+        self._download = download
+        self._directory = TemporaryDirectory(prefix="aethermind-headers-", ignore_cleanup_errors=True)
+        self._headers = Path(self._directory.name)
+        self._files: dict[str, Future[None]] = {path: Future() for path in download.files.chosen.weights}
+        self._fetch_headers()
+        Thread(target=self._fetch_weights, name="aethermind-download", daemon=True).start()
+
+    @property
+    def path(self) -> Path:
+        """The directory that the model will be in; its texts are there."""
+        return self._download.snapshot
+
+    def checkpoint(self) -> Checkpoint:
+        """Open the tensors (`Checkpoint.open`); values wait for their file, and raise what its download failed with."""
+        if all(future.done() and future.exception() is None for future in self._files.values()):
+            return Checkpoint.open(self.path)
+        return Checkpoint.open(self._headers).with_files(self._arriving)
+
+    def _arriving(self, header: TensorFile) -> TensorFile:
+        assert isinstance(header, SafetensorsFile)
+        name = header.path.name
+        return ArrivingFile(self.path / name, header, self._files[name].result)
+
+    def _fetch_headers(self) -> None:
+        commit, sizes, chosen = self._download.files
+        for path in (INDEX, *chosen.weights):
+            if self._download.has(path):
+                (self._headers / path).symlink_to(self.path / path)
+            elif path in chosen.weights:
+                fetch_safetensors_header(self._download.name, path, commit, sizes.get(path, 0), self._headers / path)
+
+    def _fetch_weights(self) -> None:
+        name = self._download.name
+        try:
+            with explained(name):
+                for path, future in self._files.items():
+                    self._download.fetch(path)
+                    if path == next(reversed(self._files)):
+                        self._download.finish()
+                    future.set_result(None)
+        except BaseException as error:
+            for future in self._files.values():
+                if not future.done():
+                    future.set_exception(error)
+        finally:
+            with _lock:
+                _running.pop(name, None)
+
+
+def is_any_arriving() -> bool:
+    """Whether a model is being downloaded whose weights are waited for where they are read."""
+    return bool(_running)
+
+
+def begin_arrival(name: HubName) -> Arrival | Path:
+    """Begin to download a model that is not in the cache, and return when all but its weights is there.
+
+    A path if it is there whole: weights in other formats than safetensors are waited for. ConfigError says in one
+    sentence why a model cannot be had.
+    """
+    with _lock:
+        if name in _running:
+            return _running[name]
+        with explained(name):
+            begun = begin_download(name)
+            if isinstance(begun, Path):
+                return begun
+            begun.fetch_texts()
+            if _can_arrive(begun.files.chosen.weights):
+                _running[name] = Arrival(begun)
+                return _running[name]
+            for path in begun.files.chosen.weights:
+                begun.fetch(path)
+            return begun.finish()
+
+
+def _can_arrive(weights: Sequence[str]) -> bool:
+    return bool(weights) and all(path.endswith(_SUFFIX) and "/" not in path for path in weights)

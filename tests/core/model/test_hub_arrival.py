@@ -1,0 +1,116 @@
+"""A model of the Hub is compiled and packed while its files of weights are downloaded one after the other."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from threading import Event
+
+import ml_dtypes  # noqa: F401  the name bfloat16 for NumPy
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save
+from tests.end_to_end.models import DEMO
+from tests.hub_server import HubServer, Repo
+
+from aethermind import LLM, Runtime, SamplingParams
+from aethermind.checkpoint.sharded_index import Checkpoint
+from aethermind.engine import compile_model
+from aethermind.errors import CheckpointError, ConfigError
+from aethermind.model.hub_arrival import Arrival, begin_arrival
+from aethermind.model.hub_files import INDEX, HubName
+
+NAME = HubName("org/demo")
+TEXTS = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.suffix == ".json"}
+TENSORS = load_file(DEMO / "model.safetensors")
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+def sharded() -> Repo:
+    half = len(TENSORS) // 2
+    parts = [dict(list(TENSORS.items())[:half]), dict(list(TENSORS.items())[half:])]
+    weight_map = {name: shard for shard, part in zip(SHARDS, parts, strict=True) for name in part}
+    index = {INDEX: json.dumps({"weight_map": weight_map}).encode()}
+    return Repo(TEXTS | index | {shard: save(part) for shard, part in zip(SHARDS, parts, strict=True)})
+
+
+def hold(server: HubServer, repo: Repo, shard: str) -> Event:
+    event = Event()
+    server.held[sha256(repo.files[shard]).hexdigest()] = event
+    return event
+
+
+def begun() -> Arrival:
+    arrival = begin_arrival(NAME)
+    assert isinstance(arrival, Arrival)
+    return arrival
+
+
+def first_of(repo: Repo, shard: str) -> str:
+    weight_map = json.loads(repo.files[INDEX])["weight_map"]
+    return next(name for name in weight_map if weight_map[name] == shard)
+
+
+def test_a_tensor_waits_for_its_own_file_alone(hub_server: HubServer) -> None:
+    repo = hub_server.repos["org/demo"] = sharded()
+    second = hold(hub_server, repo, SHARDS[1])
+    arrival = begun()
+    early, late = (first_of(repo, shard) for shard in SHARDS)
+    checkpoint = arrival.checkpoint()
+    np.testing.assert_array_equal(checkpoint.array(early), TENSORS[early])
+    assert not (arrival.path / SHARDS[1]).exists()
+    assert {name: checkpoint.info(name).shape for name in checkpoint.names} == {
+        name: array.shape for name, array in TENSORS.items()
+    }
+    second.set()
+    np.testing.assert_array_equal(checkpoint.array(late), TENSORS[late])
+    assert arrival.checkpoint().paths == Checkpoint.open(arrival.path).paths == checkpoint.paths
+
+
+def test_a_model_is_compiled_before_its_weights_are_there(hub_server: HubServer) -> None:
+    repo = hub_server.repos["org/demo"] = sharded()
+    first = hold(hub_server, repo, SHARDS[0])
+    compiled = compile_model(Runtime.boot(), "org/demo", device="numpy", max_model_len=64)
+    assert not (compiled.source.path / SHARDS[0]).exists()
+    first.set()
+    params = SamplingParams(max_tokens=8, temperature=0.0)
+    with LLM("org/demo", device="numpy", max_model_len=64) as named, LLM(DEMO, device="numpy", max_model_len=64) as own:
+        texts = [llm.generate("Once upon", params)[0].outputs[0].text for llm in (named, own)]
+    assert texts[0] == texts[1] != ""
+    large = [path for method, path, headers in hub_server.requests if "/cdn/" in path and "range" not in headers]
+    assert len(large) == len(SHARDS), "each file is downloaded once, however often the model is opened"
+
+
+def test_a_failed_download_is_said_where_a_value_is_read_and_tried_again(hub_server: HubServer) -> None:
+    repo = hub_server.repos["org/demo"] = sharded()
+    second = hold(hub_server, repo, SHARDS[1])
+    checkpoint, late = begun().checkpoint(), first_of(repo, SHARDS[1])
+    del hub_server.repos["org/demo"]  # its second file is gone, too
+    second.set()
+    with pytest.raises(ConfigError, match="org/demo"):
+        checkpoint.array(late)
+    hub_server.repos["org/demo"] = repo
+    np.testing.assert_array_equal(begun().checkpoint().array(late), TENSORS[late])
+
+
+def test_a_file_that_is_another_than_its_header_said_is_refused(hub_server: HubServer) -> None:
+    repo = hub_server.repos["org/demo"] = sharded()
+    first = hold(hub_server, repo, SHARDS[0])
+    arrival = begun()
+    checkpoint, name = arrival.checkpoint(), first_of(repo, SHARDS[0])
+    header = arrival._headers / SHARDS[0]
+    assert header.stat().st_size == len(repo.files[SHARDS[0]])
+    first.set()
+    arrival._files[SHARDS[0]].result()
+    (arrival.path / SHARDS[0]).unlink()
+    (arrival.path / SHARDS[0]).write_bytes(save({name: np.zeros(3, np.float32)}))
+    with pytest.raises(CheckpointError, match="changed on the Hub"):
+        checkpoint.array(name)
+
+
+def test_weights_in_other_formats_are_waited_for(hub_server: HubServer) -> None:
+    hub_server.repos["org/demo"] = Repo({"config.json": TEXTS["config.json"], "pytorch_model.bin": b"0"})
+    path = begin_arrival(NAME)
+    assert isinstance(path, Path)
+    assert (path / "pytorch_model.bin").read_bytes() == b"0"
