@@ -67,21 +67,27 @@ class Arrival:
                 fetch_safetensors_header(self._download.name, path, commit, sizes.get(path, 0), self._headers / path)
 
     def _fetch_weights(self) -> None:
-        name = self._download.name
+        *early, last = self._files
         try:
-            with explained(name):
-                for path, future in self._files.items():
+            with explained(self._download.name):
+                for path in early:
                     self._download.fetch(path)
-                    if path == next(reversed(self._files)):
-                        self._download.finish()
-                    future.set_result(None)
+                    self._files[path].set_result(None)
+                self._download.fetch(last)
+                self._download.finish()
         except BaseException as error:
+            self._end()
             for future in self._files.values():
                 if not future.done():
                     future.set_exception(error)
-        finally:
-            with _lock:
-                _running.pop(name, None)
+        else:
+            self._end()
+            self._files[last].set_result(None)
+
+    def _end(self) -> None:
+        """Whoever opens the model from now on finds it in the cache, or tries again."""
+        with _lock:
+            _running.pop(self._download.name, None)
 
 
 def is_any_arriving() -> bool:
