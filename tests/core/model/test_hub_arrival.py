@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from threading import Event
@@ -25,6 +27,16 @@ NAME = HubName("org/demo")
 TEXTS = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.suffix == ".json"}
 TENSORS = load_file(DEMO / "model.safetensors")
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+@pytest.fixture(autouse=True)
+def no_download_outlives_its_test(hub_server: HubServer) -> Iterator[None]:
+    yield
+    for event in hub_server.held.values():
+        event.set()
+    for thread in threading.enumerate():
+        if thread.name == "aethermind-download":
+            thread.join()
 
 
 def sharded() -> Repo:
