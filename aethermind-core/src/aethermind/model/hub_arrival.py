@@ -85,7 +85,7 @@ class Arrival:
             self._files[last].set_result(None)
 
     def _end(self) -> None:
-        """Whoever opens the model from now on finds it in the cache, or tries again."""
+        """From now on the model is found in the cache, or its download is tried again."""
         with _lock:
             _running.pop(self._download.name, None)
 
