@@ -82,9 +82,7 @@ def gather_blocks(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
 
 def attend_blocks(q: torch.Tensor, tables: Tensors, call: PagedCall, out: torch.Tensor) -> None:
     cu_seqlens_q, seqlens_k, block_tables = tables
-    if len(q) <= len(
-        seqlens_k
-    ):  # decode batches: all sequences at once, without reading device values back to the host
+    if len(q) <= len(seqlens_k):  # decode: all sequences at once, without copies of device values to the host
         sequences, last_visible = memoised(
             "sequences", cu_seqlens_q, lambda: _sequence_of_tokens(len(q), cu_seqlens_q, seqlens_k)
         )

@@ -85,13 +85,13 @@ def boot() -> Runtime:
     from aethermind.cli.commands import collect_commands
     from aethermind.plugins.sandbox_load import forget_failures
     from aethermind.runtime import Runtime
-    from aethermind.runtime.kernel_hints import hint_at_kernels
+    from aethermind.runtime.kernel_hints import add_kernel_hints
 
     forget_failures()
     runtime = Runtime.boot()
     _ = runtime.operators  # registers them
     collect_commands(runtime.plugins, runtime.manager, typer.main.get_group(root).commands)
-    hint_at_kernels(runtime.plugins)
+    add_kernel_hints(runtime.plugins)
     return runtime
 
 

@@ -91,12 +91,12 @@ def serve(
     quota = server.Quota(limits.max_concurrency_per_key, limits.requests_per_minute, limits.tokens_per_minute)
     tenants = tenants_of(access, quota)
     listed = listed_models(model, served_model_name, pool)
-    paths = {name: one.path for name, one in listed.items()}
+    paths = {name: listed_model.path for name, listed_model in listed.items()}
     if len(paths) > 1:
         _check_options_of_several_models(model_options, chat_template)
     template = None if chat_template is None else ChosenTemplate.read(chat_template)
-    if taken := sorted(paths.keys() & named_adapters(model_options.adapters or {}).keys()):
-        raise InvalidArgumentError(f"A model and an adapter are both called {taken[0]!r}; write --adapter NAME=PATH.")
+    if shared := sorted(paths.keys() & named_adapters(model_options.adapters or {}).keys()):
+        raise InvalidArgumentError(f"A model and an adapter are both called {shared[0]!r}; write --adapter NAME=PATH.")
     groups = (model_options, served, execution)
     _download_missing(paths.values())
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The models that `serve` gets: from `--model`, from a directory and from a file with options for each of them."""
+"""The models of `serve`: from `--model`, a directory, or a file with options of each model; and the pool of them."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ __all__ = ["ListedModel", "listed_models", "model_pool", "named_models"]
 
 _log = get_logger(__name__)
 
-_SHARD = re.compile(r"-(\d{5})-of-\d{5}$")
-"""The end of the name of a part of a GGUF file that is split, without its suffix."""
+_SHARD_SUFFIX = re.compile(r"-(\d{5})-of-\d{5}$")
+"""The end of the stem of a shard's name, for GGUF files that are split: `-00001-of-00003`."""
 
 _UNLOAD_TIMEOUT_S = 60.0
-"""Seconds in which an engine process may write packed weights and sessions when its model is unloaded."""
+"""Seconds that an engine process may take to write packed weights and sessions when its model is unloaded."""
 
-_OWN_FIELDS = ("path", "ttl", "load_on_startup", "chat_template")
-"""Fields of a model in a file besides an engine's options."""
+_MODEL_FIELDS = ("path", "ttl", "load_on_startup", "chat_template")
+"""The fields of a model in a file that are not options of its engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A model, and what was set for it alone: options of its engine, its TTL, and whether it is loaded at start.
+    """A model and its own settings: engine options, TTL in seconds, chat template, and whether it is loaded at start.
 
-    A path with a slash that exists becomes absolute: were it gone later, it would be a name on the Hugging Face Hub.
+    A path with a slash that exists is made absolute. Otherwise, once its directory was deleted, it would be read as a
+    name on the Hugging Face Hub.
     """
 
     path: str
@@ -53,8 +54,8 @@ class ListedModel:
     ttl_s: float | None = None
     loads_at_start: bool = False
     chat_template: str | None = None
-    is_found: bool = False
-    """Whether it was found in a directory, so that it is left out if it cannot be used."""
+    is_discovered: bool = False
+    """Whether it comes from `--models-dir`; then it is left out if it cannot be used."""
 
     def __post_init__(self) -> None:
         if "/" in self.path and (found := env.expand_home(self.path)).exists():
@@ -62,7 +63,7 @@ class ListedModel:
 
 
 def named_models(given: Sequence[str] | None, served_model_name: str | None) -> dict[str, str]:
-    """The models of `--model` by the name that clients use: NAME in NAME=MODEL, else the given text."""
+    """Return the models of `--model` by the name that clients use: NAME in NAME=MODEL, else the whole argument."""
     given = given or [options.chosen_model(None)]
     named = [_split_name(text) for text in given]
     if served_model_name is not None:
@@ -89,7 +90,7 @@ def _split_name(given: str) -> tuple[str, str]:
 def listed_models(
     given: Sequence[str] | None, served_model_name: str | None, pool: ModelPoolOptions
 ) -> dict[str, ListedModel]:
-    """All models by name: those of `--model`, of `--models-file` and of `--models-dir`.
+    """Return all models by name: those of `--model`, of `--models-file` and of `--models-dir`.
 
     InvalidArgumentError and SettingsError if a directory or file cannot be used, or if two models have the same name.
     """
@@ -97,31 +98,33 @@ def listed_models(
     if given or served_model_name is not None or not (pool.models_dir or pool.models_file):
         models |= {name: ListedModel(path) for name, path in named_models(given, served_model_name).items()}
     if pool.models_file is not None:
-        _add(models, _in_file(Path(pool.models_file)), "--models-file")
+        _add_models(models, _models_in_file(Path(pool.models_file)), "--models-file")
     if pool.models_dir is not None:
-        _add(models, _in_directory(env.expand_home(pool.models_dir)), "--models-dir")
+        _add_models(models, _models_in_directory(env.expand_home(pool.models_dir)), "--models-dir")
     return models
 
 
-def _add(models: dict[str, ListedModel], more: Mapping[str, ListedModel], flag: str) -> None:
-    if twice := sorted(models.keys() & more.keys()):
-        raise InvalidArgumentError(f"Two models are called {twice[0]!r}, at least one of them by {flag}; rename one.")
+def _add_models(models: dict[str, ListedModel], more: Mapping[str, ListedModel], flag: str) -> None:
+    if duplicates := sorted(models.keys() & more.keys()):
+        raise InvalidArgumentError(
+            f"Two models are called {duplicates[0]!r}, at least one of them by {flag}; rename one."
+        )
     models |= more
 
 
-def _in_directory(directory: Path) -> dict[str, ListedModel]:
-    """The models directly in a directory: directories with a config.json, and .gguf files, split ones once."""
+def _models_in_directory(directory: Path) -> dict[str, ListedModel]:
+    """Return the models in a directory: directories with a config.json, and .gguf files, whose shards are one model."""
     if not directory.is_dir():
         raise InvalidArgumentError(f"--models-dir {directory} is no directory; give one that has models in it.")
     models: dict[str, ListedModel] = {}
     for path in models_below(directory):
         name = path.name
         if path.suffix == ".gguf":
-            part = _SHARD.search(path.stem)
+            part = _SHARD_SUFFIX.search(path.stem)
             if path.name.startswith("mmproj") or (part is not None and int(part[1]) > 1):
                 continue
-            name = _SHARD.sub("", path.stem)
-        _add(models, {name: ListedModel(str(path), is_found=True)}, "--models-dir")
+            name = _SHARD_SUFFIX.sub("", path.stem)
+        _add_models(models, {name: ListedModel(str(path), is_discovered=True)}, "--models-dir")
     if not models:
         raise InvalidArgumentError(
             f"--models-dir {directory} has no models; put directories with a config.json, or .gguf files, into it."
@@ -129,7 +132,7 @@ def _in_directory(directory: Path) -> dict[str, ListedModel]:
     return models
 
 
-def _in_file(file: Path) -> dict[str, ListedModel]:
+def _models_in_file(file: Path) -> dict[str, ListedModel]:
     if not file.is_file():
         raise SettingsError(f"{file} is not a file. Give the path of one with --models-file.")
     content = read_file(file)
@@ -138,20 +141,20 @@ def _in_file(file: Path) -> dict[str, ListedModel]:
         raise SettingsError(f"{file} should have one section, `models`, with a model's options under each name.")
     if any(name is None or not str(name).strip() for name in entries):
         raise SettingsError(f"{file} has a model without a name; write what clients call it before the colon.")
-    return {str(name): _entry(entry, f"{file}: {name}") for name, entry in entries.items()}
+    return {str(name): _parse_entry(entry, f"{file}: {name}") for name, entry in entries.items()}
 
 
-def _entry(entry: Any, where: str) -> ListedModel:
-    """A model of a file. SettingsError for an unknown field, or a value that is not allowed."""
+def _parse_entry(entry: Any, where: str) -> ListedModel:
+    """Parse a model of a file. SettingsError for an unknown field, or a value that is not allowed."""
     if isinstance(entry, str):
         entry = {"path": entry}
     path = entry.get("path") if isinstance(entry, dict) else None
     if not isinstance(path, str) or not path.strip():
         raise SettingsError(f"{where} should be a model, or a mapping with `path` and options of its engine.")
-    names = [item.name for item in fields(EngineConfig) if item.init]
-    if unknown := [name for name in entry if name not in (*_OWN_FIELDS, *names)]:
+    names = [option.name for option in fields(EngineConfig) if option.init]
+    if unknown := [name for name in entry if name not in (*_MODEL_FIELDS, *names)]:
         raise SettingsError(
-            f"{where} has an unknown field {unknown[0]!r}{did_you_mean(unknown[0], [*_OWN_FIELDS, *names])}"
+            f"{where} has an unknown field {unknown[0]!r}{did_you_mean(unknown[0], [*_MODEL_FIELDS, *names])}"
         )
     ttl_s, at_start, template = entry.get("ttl"), entry.get("load_on_startup", False), entry.get("chat_template")
     if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not ttl_s > 0):
@@ -160,12 +163,12 @@ def _entry(entry: Any, where: str) -> ListedModel:
         raise SettingsError(f"{where}: load_on_startup should be true or false.")
     if template is not None and not isinstance(template, str):
         raise SettingsError(f"{where}: chat_template should be a file, or the name of one of the model's templates.")
-    own = {name: entry[name] for name in names if name in entry}
+    own_options = {name: entry[name] for name in names if name in entry}
     try:
-        EngineConfig(**own)
+        EngineConfig(**own_options)
     except AetherMindError as error:
         raise SettingsError(f"{where}: {error}") from None
-    return ListedModel(path, own, ttl_s, at_start, template)
+    return ListedModel(path, own_options, ttl_s, at_start, template)
 
 
 def model_pool(
@@ -175,10 +178,9 @@ def model_pool(
     process: ProcessOptions,
     chat_template: ChosenTemplate | None,
 ) -> ModelPool:
-    """A pool of these models, none of which is loaded yet. `engine_options` are those of all engines.
+    """Return a pool of these models, none of which is loaded yet. `engine_options` are those of all engines.
 
-    Configurations are read, so that a model that cannot be used is an error now, or left out if it was found in a
-    directory. Raises the errors of reading a model's configuration.
+    Reads the models' configurations and raises the errors of doing so; a model of `--models-dir` is left out instead.
     """
     from aethermind.engine.process import RestartPolicy, StandbyProcess
     from aethermind.runtime import Runtime
@@ -202,19 +204,19 @@ def model_pool(
             try:
                 max_model_len = _context_length(runtime, listed.path, config)
             except (AetherMindError, OSError) as error:
-                if not listed.is_found:
+                if not listed.is_discovered:
                     raise
                 _log.warning("%s is left out: %s", listed.path, error)
                 continue
-            budgeted = _Budgeted(runtime, listed.path, config)
+            estimated = _EstimatedModel(runtime, listed.path, config)
             open_engine: Callable[..., OpenModel] = engine_inprocess
             if standby is not None:
                 open_engine = partial(engine_process, policy=policy, launch=standby.launch)
             open_model = partial(open_engine, name, listed.path, runtime=runtime, chat_template=template)
             yield ModelSource(
                 name,
-                partial(_opened, open_model, budgeted),
-                estimate=budgeted.estimate,
+                partial(_open_within_budget, open_model, estimated),
+                estimate=estimated.estimate,
                 adapters=tuple(config.adapters or ()),
                 max_model_len=max_model_len,
                 ttl_s=pool.model_ttl if listed.ttl_s is None else listed.ttl_s,
@@ -231,17 +233,17 @@ def model_pool(
     )
 
 
-def _opened(
-    open_model: Callable[..., OpenModel], budgeted: _Budgeted, on_progress: ProgressCallback
+def _open_within_budget(
+    open_model: Callable[..., OpenModel], estimated: _EstimatedModel, on_progress: ProgressCallback
 ) -> AbstractAsyncContextManager[ServedModel]:
-    """Open a model with the options that it has by then."""
-    return open_model(config=budgeted.config)(on_progress)
+    """Open a model with the options that its estimate chose."""
+    return open_model(config=estimated.config)(on_progress)
 
 
-class _Budgeted:
-    """A model's engine options in a budget of bytes for all models: it gets less memory only if it would not fit alone.
+class _EstimatedModel:
+    """The engine options of a model, whose memory is limited only if the model alone exceeds the budget of all models.
 
-    Mutable.
+    Mutable: `estimate` sets the limit.
     """
 
     def __init__(self, runtime: Runtime, path: str, config: EngineConfig) -> None:
@@ -251,7 +253,7 @@ class _Budgeted:
         self._limit = config.memory_bytes
 
     def estimate(self) -> int:
-        """The bytes that the model will take."""
+        """Return the bytes that the model will take, on the device and on the host."""
         found = estimate_memory(self._runtime, self._path, self.config)
         num_bytes: int = found["total_bytes"] + sum(found["host_parts"].values())
         if self._limit is not None and num_bytes > self._limit:
@@ -261,7 +263,7 @@ class _Budgeted:
 
 
 def _context_length(runtime: Runtime, path: str, config: EngineConfig) -> int:
-    """The context length as far as a model's configuration and the options tell, in tokens."""
+    """Return the context length in tokens by a model's configuration and options, without loading the model."""
     source = runtime.open_source(path, config.tokenizer)
     raw = source.config()
     model = runtime.architectures.create_model(runtime.architectures.resolve_name(raw, source.path), raw)

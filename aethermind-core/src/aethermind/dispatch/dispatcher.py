@@ -53,8 +53,8 @@ class Dispatcher:
         self, kernels: Sequence[Kernel], fallback_kernels: Sequence[Kernel] = (), *, is_deterministic: bool = False
     ) -> None:
         self._is_deterministic = is_deterministic
-        self._by_operator = _group(kernels)
-        self._fallbacks = _group(fallback_kernels)
+        self._by_operator = _by_operator_and_priority(kernels)
+        self._fallbacks = _by_operator_and_priority(fallback_kernels)
 
     def with_kernels(self, kernels: Sequence[Kernel]) -> Dispatcher:
         """Return a dispatcher with more kernels, which come after present ones of the same priority."""
@@ -97,7 +97,8 @@ class Dispatcher:
         return _reason_against(kernel, signature)
 
 
-def _group(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
+def _by_operator_and_priority(kernels: Sequence[Kernel]) -> dict[str, list[Kernel]]:
+    """Return the kernels of each operator, in descending order of priority."""
     grouped: dict[str, list[Kernel]] = {}
     for kernel in sorted(kernels, key=lambda kernel: -kernel.priority):
         grouped.setdefault(kernel.operator, []).append(kernel)

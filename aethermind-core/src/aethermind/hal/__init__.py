@@ -1,4 +1,4 @@
-"""The hardware abstraction layer: the interface that backends implement, and two backends in host memory."""
+"""The hardware abstraction layer (HAL): the interfaces that backends implement, and two backends in host memory."""
 
 from aethermind.hal.backend import Backend, Capabilities, MeasuredLimits
 from aethermind.hal.communicator import Communicator

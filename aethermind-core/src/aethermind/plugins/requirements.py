@@ -36,9 +36,8 @@ def unmet_requirements() -> list[UnmetRequirement]:
     found: dict[str, list[UnmetRequirement]] = {}
     for distribution in distributions():
         name = str(distribution.name)
-        if name not in found and (
-            _is_first_party(name) or _is_plugin(distribution)
-        ):  # the first found on sys.path is imported
+        is_shadowed = name in found  # Python imports the first distribution on sys.path
+        if not is_shadowed and (_is_first_party(name) or _is_plugin(distribution)):
             found[name] = _unmet(distribution)
     return [unmet for name in sorted(found) for unmet in found[name]]
 

@@ -23,7 +23,7 @@ from aethermind.plugins.sandbox import ChildError, result_pipe, start_child
 if TYPE_CHECKING:
     from aethermind.runtime.runtime import Runtime
 
-__all__ = ["hint_at_kernels"]
+__all__ = ["add_kernel_hints"]
 
 START_LIMIT_S = 40.0
 """The time limit for the child to start and to load all plugins."""
@@ -32,7 +32,7 @@ LOAD_LIMIT_S = 20.0
 """The time limit for the kernels to load."""
 
 
-def hint_at_kernels(records: Sequence[PluginRecord]) -> None:
+def add_kernel_hints(records: Sequence[PluginRecord]) -> None:
     """Add hints about kernels that are never used, or that cannot be loaded, to the records."""
     for record in records:
         if record.is_first_party or record.error is not None or "kernels" not in record.registered:

@@ -163,9 +163,9 @@ class BatchTiming:
 
 
 def _measure(
-    llm: LLM, sizes: tuple[int, int, int, str], repeat: int, num_threads: int | None
+    llm: LLM, run_arguments: tuple[int, int, int, str], repeat: int, num_threads: int | None
 ) -> tuple[list[BatchTiming], Phases, MeasuredLimits | None]:
-    """Time `repeat` runs, between two measurements of the device's limits. `sizes` are the arguments of `_run`.
+    """Time `repeat` runs, between two measurements of the device's limits. `run_arguments` are the arguments of `_run`.
 
     Returns the runs, the roofline's minimum time of each phase, and the average of the limits.
     """
@@ -175,11 +175,11 @@ def _measure(
     compiled = llm.engine.compiled
     backend = compiled.open_device.backend
     # An observer disables padding and asynchronous scheduling, so the shapes come from a separate, observed run.
-    shapes = _run(llm, *sizes).shapes if llm.engine.pipeline.runs_ahead else []
+    shapes = _run(llm, *run_arguments).shapes if llm.engine.pipeline.runs_ahead else []
     before = limits.measure_limits(backend, num_threads)
-    runs = [_run(llm, *sizes, is_observed=not shapes) for _ in range(repeat)]
+    runs = [_run(llm, *run_arguments, is_observed=not shapes) for _ in range(repeat)]
     measured = limits.average(before, limits.measure_limits(backend, num_threads))
-    has_adapter = bool(sizes[-1])
+    has_adapter = bool(run_arguments[-1])
     plan = compiled.compile(GraphKey(has_adapters=True)).plan if has_adapter else compiled.step.plan
     min_s = (min_seconds(plan, compiled.operators, phase, measured) for phase in split_phases(shapes or runs[0].shapes))
     return runs, Phases(*min_s), measured

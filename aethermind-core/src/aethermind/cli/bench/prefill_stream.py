@@ -65,12 +65,12 @@ def prefill_stream(
     ) as llm:
         engine = llm.engine
         load = MixedLoad(requests, batch, prompt_tokens, output_tokens, engine.compiled.model.config.vocab_size)
-        found: dict[bool, list[_Run]] = defaultdict(list)
-        for number in range(repeat + 1):  # the first round is the warm-up
-            for overlaps in (False, True) if number % 2 else (True, False):
+        runs: dict[bool, list[_Run]] = defaultdict(list)
+        for round_index in range(repeat + 1):  # the first round is the warm-up
+            for overlaps in (False, True) if round_index % 2 else (True, False):
                 run = load.run(engine, overlaps=overlaps)
-                if number:
-                    found[overlaps].append(run)
+                if round_index:
+                    runs[overlaps].append(run)
         report = {
             "model": llm.info.model,
             "device": llm.info.device,
@@ -80,9 +80,9 @@ def prefill_stream(
             "prompt_tokens": prompt_tokens,
             "output_tokens": output_tokens,
             "repeat": repeat,
-            "one_stream": _summary(found[False]),
-            "two_streams": _summary(found[True]),
-            "same_tokens": all(run.token_ids == found[False][0].token_ids for run in found[False] + found[True]),
+            "one_stream": _summary(runs[False]),
+            "two_streams": _summary(runs[True]),
+            "same_tokens": all(run.token_ids == runs[False][0].token_ids for run in runs[False] + runs[True]),
         }
     if as_json:
         console.print_json(report)
@@ -116,26 +116,27 @@ class MixedLoad:
         from aethermind.sampling.params import SamplingParams
 
         engine.runner.overlaps_prefill = overlaps
-        run, arrived, last, next_index = _Run(), dict[str, float](), dict[str, float](), 0
+        run, arrival_s, last_token_s, next_index = _Run(), dict[str, float](), dict[str, float](), 0
         started = time.perf_counter()
         while next_index < self.num_requests or engine.has_unfinished:
-            while next_index < self.num_requests and len(arrived) - len(run.token_ids) < self.batch:
+            while next_index < self.num_requests and len(arrival_s) - len(run.token_ids) < self.batch:
                 half = max(1, self.output_tokens // 2)
+                # A prime multiple spreads the lengths; they are the same in every run.
                 length = half + next_index * 7919 % (self.output_tokens + 1)
                 params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True)
-                arrived[str(next_index)] = time.perf_counter()
+                arrival_s[str(next_index)] = time.perf_counter()
                 prompt = sample_prompt(self.prompt_tokens, self.vocab_size, next_index)
                 engine.add_request(str(next_index), prompt, params)
                 next_index += 1
             for output in engine.step():
-                name, now = output.request_id, time.perf_counter()
-                if name in last:
-                    run.inter_token_s.append(now - last[name])
+                request_id, now = output.request_id, time.perf_counter()
+                if request_id in last_token_s:
+                    run.inter_token_s.append(now - last_token_s[request_id])
                 else:
-                    run.ttft_s.append(now - arrived[name])
-                last[name] = now
+                    run.ttft_s.append(now - arrival_s[request_id])
+                last_token_s[request_id] = now
                 if output.finished:
-                    run.token_ids[name] = output.outputs[0].token_ids
+                    run.token_ids[request_id] = output.outputs[0].token_ids
         run.seconds = time.perf_counter() - started
         return run
 
@@ -143,12 +144,12 @@ class MixedLoad:
 def _summary(runs: list[_Run]) -> dict[str, float]:
     """Return medians over the runs, and for inter-token latencies also the 99th percentile."""
     num_tokens = sum(map(len, runs[0].token_ids.values()))
-    between = [sorted(run.inter_token_s) or [0.0] for run in runs]
+    inter_token_s = [sorted(run.inter_token_s) or [0.0] for run in runs]
     return {
         "tokens_per_s": num_tokens / median(run.seconds for run in runs),
         "ttft_s": median(median(run.ttft_s) for run in runs),
-        "inter_token_s": median(map(median, between)),
-        "inter_token_p99_s": median(times[int(0.99 * (len(times) - 1))] for times in between),
+        "inter_token_s": median(map(median, inter_token_s)),
+        "inter_token_p99_s": median(times[int(0.99 * (len(times) - 1))] for times in inter_token_s),
     }
 
 

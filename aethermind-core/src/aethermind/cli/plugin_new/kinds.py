@@ -87,12 +87,12 @@ class KindInfo(NamedTuple):
         return "an" if self.title[0] in "aeiou" else "a"
 
 
-_DEMO = ("aethermind-qwen2",)
+_DEMO_MODEL = ("aethermind-qwen2",)
 
 KINDS: dict[PackageKind, KindInfo] = {
     PackageKind.BACKEND: KindInfo(
         "backend",
-        ("aethermind-core[testing]", *_DEMO),
+        ("aethermind-core[testing]", *_DEMO_MODEL),
         (
             'aethermind generate "Once upon a time" --device {name}',
             "aethermind explain --model demo --device {name}",
@@ -120,14 +120,14 @@ KINDS: dict[PackageKind, KindInfo] = {
     ),
     PackageKind.KV_STORE: KindInfo(
         "KV store",
-        _DEMO,
+        _DEMO_MODEL,
         ('aethermind generate "Once upon a time" --kv-store {name}:/tmp/{name}',),
         lambda names: names.name,
         lambda runtime: runtime.kv_stores.names(),
     ),
     PackageKind.POLICY: KindInfo(
         "scheduling policy",
-        _DEMO,
+        _DEMO_MODEL,
         (
             "aethermind simulate TRACE --policy fcfs,{name}  # README.md writes a small trace",
             "aethermind serve --scheduling-policy {name}",
