@@ -62,11 +62,11 @@ class CannBackend(Backend):
         return int(free) + stats.reserved_bytes - stats.allocated_bytes
 
     def can_access_peer(self, index: int, other: int) -> bool:
-        """The driver's answer, which depends on how the NPUs are connected."""
+        """Ask the driver: peer access depends on how the NPUs are connected."""
         return index != other and bool(torch.npu.can_device_access_peer(index, other))
 
     def usage(self, index: int) -> DeviceUsage | None:
-        """The driver's reading of an NPU's memory; None if it does not answer."""
+        """Return the driver's reading of an NPU's memory; None if it does not answer."""
         try:
             free, total = torch.npu.mem_get_info(index)
         except RuntimeError:

@@ -63,11 +63,11 @@ class HostQueries:
         return {key: (value, value.tolist()) for key, value in self._values.items()}
 
     def decisions(self, host_values: HostValues) -> tuple[Hashable, ...]:
-        """The decisions of the kernels for these values."""
+        """Return the decisions of the kernels for these values."""
         return tuple(decide(host_values[key][1]) for key, decide in self._decisions)
 
     def updates(self, host_values: HostValues) -> UpdatedArguments:
-        """The arguments to update in a graph."""
+        """Return the arguments to update in a graph."""
         ((keys, compute),) = self._updates.items()
         return compute(*(host_values[key][1] for key in keys))
 

@@ -178,11 +178,11 @@ class LLM:
         return read_sampling_defaults(self.engine.compiled.generation)
 
     def get_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; vLLM's name for `tokenizer`."""
+        """Return the model's tokenizer; vLLM's name for `tokenizer`."""
         return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The parameters of requests without their own: `sampling_defaults`, else those of SamplingParams."""
+        """Return the parameters of requests without their own: `sampling_defaults`, else those of SamplingParams."""
         return SamplingParams(**with_defaults({"max_tokens": SamplingParams().max_tokens}, self.sampling_defaults))
 
     @short_traceback

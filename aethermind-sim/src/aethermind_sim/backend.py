@@ -54,7 +54,7 @@ class SimBackend(Backend):
         return self._memory_bytes and self._memory_bytes - self.allocator.device_bytes()
 
     def usage(self, index: int) -> DeviceUsage:
-        """The memory that is allocated on a simulated device."""
+        """Return the memory that is allocated on a simulated device."""
         total = self.devices.properties(index).total_memory_bytes
         return DeviceUsage(f"{self.name}:{index}", self.allocator.device_bytes(index), total)
 

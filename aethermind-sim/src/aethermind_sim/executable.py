@@ -1,4 +1,4 @@
-"""Executables of plans: each step is one piece of work, and the memory of its operands is accessible only during it."""
+"""Executables of plans: each step is one work item, and the memory of its operands is accessible only during it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Faults:
         self._lock = Lock()
 
     def inject(self, fault: str, nth: int = 1) -> None:
-        """Let the `nth` allocation, copy or piece of work from now on fail; `fault` is one of FAULTS."""
+        """Let the `nth` allocation, copy or work item from now on fail; `fault` is one of FAULTS."""
         if fault not in FAULTS or nth < 1:
             raise InvalidArgumentError(
                 f"Cannot inject {fault}={nth}: a fault is one of {', '.join(FAULTS)}, counted from 1."
@@ -43,7 +43,7 @@ class Faults:
             raise DeviceError("A copy of the simulated device failed: an injected fault.")
 
     def check_work(self) -> None:
-        """Count a piece of work; DeviceError at the one that loses the device, and from then on."""
+        """Count a work item; DeviceError at the one that loses the device, and from then on."""
         self._is_lost = self._is_lost or self.is_due("lost")
         self.check_present()
 

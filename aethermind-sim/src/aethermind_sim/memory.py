@@ -79,7 +79,7 @@ class Region:
 
 
 class Span(NamedTuple):
-    """The bytes of a region that a piece of work reads, or writes if `is_written`."""
+    """The bytes of a region that a work item reads, or writes if `is_written`."""
 
     region: Region
     address: int
@@ -89,7 +89,7 @@ class Span(NamedTuple):
 
 @contextmanager
 def accessible(spans: Iterable[Span]) -> Iterator[None]:
-    """Make the pages of a piece of work accessible, and no others; write access has page granularity."""
+    """Make the pages of a work item accessible, and no others; write access has page granularity."""
     made_accessible: list[Span] = []
     try:
         for span in sorted(spans, key=lambda span: span.is_written):
@@ -169,6 +169,6 @@ class SimAllocator(Allocator):
             return sum(region.nbytes for region in self._regions.values() if region.device == index)
 
     def regions(self) -> list[Region]:
-        """The allocated regions by address."""
+        """Return the allocated regions by address."""
         with self._lock:
             return sorted(self._regions.values(), key=lambda region: region.address)

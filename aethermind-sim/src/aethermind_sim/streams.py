@@ -25,7 +25,7 @@ class SimStream(Stream):
         self._timeline.submit(self._queue, work)
 
     def marker(self) -> Marker:
-        """A marker after everything submitted so far."""
+        """Submit a marker after everything so far, and return it."""
         self._check()
         marker = Marker(self._queue)
         self._timeline.submit(self._queue, marker)

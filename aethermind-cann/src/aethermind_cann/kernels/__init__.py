@@ -48,5 +48,5 @@ _MODULES = (
 
 
 def load() -> list[Kernel]:
-    """All kernels; the installed torch_npu determines which fused ones are supported."""
+    """Return all kernels; the installed torch_npu determines which fused ones are supported."""
     return [kernel for module in _MODULES for kernel in module.KERNELS]

@@ -43,7 +43,7 @@ class Recurrence(NamedTuple):
     beta: torch.Tensor | None
 
     def tokens(self, begin: int, end: int) -> Recurrence:
-        """The tokens from `begin` to `end` of all sequences."""
+        """Return the tokens from `begin` to `end` of all sequences."""
         q, k, v, log_decay = (x[:, begin:end] for x in self[:4])
         return Recurrence(q, k, v, log_decay, None if self.beta is None else self.beta[:, begin:end])
 
@@ -149,7 +149,7 @@ def _delta_rule(
 
 
 def _inverse(system: torch.Tensor) -> torch.Tensor:
-    """The inverse of I + A, for the part A below the diagonal of `system` [..., C, C]; C is a power of two.
+    """Return the inverse of I + A, for the part A below the diagonal of `system` [..., C, C]; C is a power of two.
 
     Blocks on the diagonal are merged in pairs: blocks of size 1, then 2, 4, …. If X and Y are the inverses of two
     adjacent blocks, the inverse of the merged block has X and Y on its diagonal and -Y B X below it, where B is the

@@ -45,7 +45,7 @@ class PackedFormat(ABC):
 
     @abstractmethod
     def row_bytes(self, num_columns: int) -> int:
-        """The size of a row."""
+        """Return the size of a row."""
 
     @abstractmethod
     def pack_rows(self, weight: QuantizedWeight, rows: Array) -> None:
@@ -125,13 +125,13 @@ class _Mxfp4Rows(PackedFormat):
 
 @cache
 def _fp8_table(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """The table [256] of the values of all bytes."""
+    """Return the table [256] of the values of all bytes."""
     return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(dtype).to(device)
 
 
 @cache
 def _mxfp4_table(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """The table [256, 2] of the two 4-bit values in each byte."""
+    """Return the table [256, 2] of the two 4-bit values in each byte."""
     magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
     values = torch.cat([magnitudes, -magnitudes]).to(dtype)
     number = torch.arange(256)

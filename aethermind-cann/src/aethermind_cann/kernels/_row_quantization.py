@@ -51,12 +51,12 @@ def _float8_codes(x: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _float8_values(device: torch.device) -> torch.Tensor:
-    """The table of the values of all 256 bytes."""
+    """Return the table of the values of all 256 bytes."""
     return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().to(device)
 
 
 @cache
 def _float8_halfways(device: torch.device) -> torch.Tensor:
-    """The midpoints of adjacent non-negative float8 values, NaN (byte 127) excluded."""
+    """Return the midpoints of adjacent non-negative float8 values, NaN (byte 127) excluded."""
     values = torch.arange(_SIGN - 1, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     return ((values[1:] + values[:-1]) / 2).to(device)

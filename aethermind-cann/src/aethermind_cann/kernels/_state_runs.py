@@ -56,12 +56,12 @@ class StateRun(NamedTuple):
 
 
 def state_runs(tables: Tensors) -> list[StateRun]:
-    """The runs of a step; `tables` are `cu_seqlens_q`, `seqlens_k` and `state_slots`, which all layers share."""
+    """Return the runs of a step; `tables` are `cu_seqlens_q`, `seqlens_k` and `state_slots`, which all layers share."""
     return memoised("state runs", tables[-1], lambda: list(_find_runs(*tables)))
 
 
 def token_runs(tables: Tensors) -> list[StateRun]:
-    """The tokens of a step as runs of one token of one sequence each, in order."""
+    """Return the tokens of a step as runs of one token of one sequence each, in order."""
     return memoised("token runs", tables[-1], lambda: list(_find_tokens(*tables)))
 
 
@@ -110,5 +110,5 @@ def _find_tokens(cu_seqlens_q: torch.Tensor, seqlens_k: torch.Tensor, state_slot
 
 
 def _num_decodes(cu_seqlens_q: list[int]) -> int | None:
-    """The number of tokens where all sequences have one, followed by empty ones only; else None."""
+    """Return the number of tokens where all sequences have one, followed by empty ones only; else None."""
     return cu_seqlens_q[-1] if _kind_of_step(cu_seqlens_q)[0] else None

@@ -68,7 +68,7 @@ def _shift_keys_quantized(inputs: Tensors, outputs: Tensors, attributes: Attribu
 
 
 def _rows_of(slots: torch.Tensor, cache: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """The tokens to write (None: all), and the row of each of their heads in the cache viewed as [N·K·P, C]."""
+    """Return the tokens to write (None: all), and the row of each of their heads in the cache viewed as [N·K·P, C]."""
     _, num_heads, block_size, _ = cache.shape
     return memoised(("rows", num_heads, block_size), slots, lambda: _find_rows(slots, num_heads, block_size))
 
@@ -84,7 +84,7 @@ def _find_rows(slots: torch.Tensor, num_heads: int, block_size: int) -> tuple[to
 
 
 def _first_token_with_slot(slots: list[int]) -> int | None:
-    """The first token with a slot; None if all have one, -1 if none has."""
+    """Return the first token with a slot; None if all have one, -1 if none has."""
     if all(slot >= 0 for slot in slots):
         return None
     return next((token for token, slot in enumerate(slots) if slot >= 0), -1)

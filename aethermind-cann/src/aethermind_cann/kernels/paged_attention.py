@@ -104,7 +104,7 @@ def attend_blocks(q: torch.Tensor, tables: Tensors, call: PagedCall, out: torch.
 def _sequence_of_tokens(
     num_tokens: int, cu_seqlens_q: torch.Tensor, seqlens_k: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sequence of each token, and the last key that it attends to. Padding is assigned to the last sequence."""
+    """Return the sequence of each token, and the last key that it attends to. Padding belongs to the last sequence."""
     tokens = torch.arange(num_tokens, device=cu_seqlens_q.device, dtype=cu_seqlens_q.dtype)
     sequences = torch.searchsorted(cu_seqlens_q[1:].contiguous(), tokens, right=True).clamp(max=len(seqlens_k) - 1)
     ends = cu_seqlens_q[1:].index_select(0, sequences)
@@ -172,7 +172,7 @@ def _decode_lengths(cu_seqlens_q: list[int], seqlens_k: list[int]) -> dict[str, 
 
 @cache
 def _mask(device: torch.device) -> torch.Tensor:
-    """A causal mask: True above the diagonal."""
+    """Return a causal mask: True above the diagonal."""
     # Made on the host: that copy is synchronous, so any stream may use the mask later.
     return torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool).triu(1).to(device)
 

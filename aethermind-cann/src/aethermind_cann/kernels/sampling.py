@@ -52,7 +52,7 @@ def _weights(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
 
 
 def _first_beyond(weights: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
-    """The first index of each row whose cumulative probability exceeds `random` [R, 1] in [0, 1)."""
+    """Return the first index of each row whose cumulative probability exceeds `random` [R, 1] in [0, 1)."""
     running_sum = weights.cumsum(-1)
     return (running_sum / running_sum[:, -1:] <= random).sum(-1)
 

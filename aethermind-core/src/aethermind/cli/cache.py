@@ -35,7 +35,7 @@ class CacheCategory:
     title: str
 
     def files(self) -> Iterator[tuple[Path, int, float]]:
-        """Each file with its size in bytes and its last use in seconds since 1970."""
+        """Yield each file with its size in bytes and its last use in seconds since 1970."""
         for pattern in self.patterns:
             for path in env.cache_directory().glob(pattern):
                 with suppress(OSError):
@@ -133,7 +133,7 @@ def _record(name: str, kind: CacheCategory) -> dict[str, Any]:
 
 
 def _models() -> list[tuple[str, str, str]]:
-    """Weights by model, the largest first; a file that does not name its model is listed by its own name."""
+    """Return weights by model, the largest first; a file that does not name its model is listed by its own name."""
     from aethermind.checkpoint.safetensors import SafetensorsFile
 
     sizes: dict[str, tuple[int, float]] = {}

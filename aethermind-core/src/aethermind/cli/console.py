@@ -105,7 +105,7 @@ def print_json(value: Any) -> None:
 
 
 def without_nan(value: Any) -> Any:
-    """A value with NaN and infinity, which JSON lacks, replaced by None."""
+    """Return a value with NaN and infinity, which JSON lacks, replaced by None."""
     if isinstance(value, Mapping):
         return {name: without_nan(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -114,7 +114,7 @@ def without_nan(value: Any) -> Any:
 
 
 def version() -> str:
-    """The installed version of aethermind-core."""
+    """Return the installed version of aethermind-core."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as version_of
 

@@ -264,7 +264,7 @@ def _without_kernel_in_other_steps(compiled: CompiledModel) -> dict[str, list[st
 
 
 def _provenance(runtime: Runtime, compiled: CompiledModel) -> dict[str, list[str]]:
-    """The packages that provide the device, its kernels and the architecture; kernels of fallbacks are the core's."""
+    """Return the packages that provide the device, its kernels (fallbacks are the core's) and the architecture."""
     device = compiled.open_device.device.type
     return {
         "device": runtime.providers("devices", device),
@@ -274,7 +274,7 @@ def _provenance(runtime: Runtime, compiled: CompiledModel) -> dict[str, list[str
 
 
 def _as_record(step: StepLine, may_fall_back: bool) -> dict[str, Any]:
-    """A step for JSON. A fallback counts as missing if the host cannot access the device's memory."""
+    """Return a step for JSON. A fallback counts as missing if the host cannot access the device's memory."""
     is_missing = step.is_fallback and not may_fall_back
     return {
         "scope": step.scope,

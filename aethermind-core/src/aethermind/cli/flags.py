@@ -121,7 +121,7 @@ def _spellings(setting: Setting, default: Any) -> Sequence[str]:
 
 
 def flag_of(setting: Setting) -> str:
-    """The long flag of a setting."""
+    """Return the long flag of a setting."""
     return setting.flags[0] if setting.flags else f"--{setting.parameter.replace('_', '-')}"
 
 

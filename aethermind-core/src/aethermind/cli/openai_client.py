@@ -41,7 +41,7 @@ def client_options(url: str, api_key: str | None) -> dict[str, Any]:
 
 
 def connection_error(client: httpx.Client | httpx.AsyncClient, error: httpx.HTTPError) -> InvalidArgumentError:
-    """The error for a server that cannot be reached."""
+    """Return the error for a server that cannot be reached."""
     reason = str(error) or type(error).__name__
     return InvalidArgumentError(
         f"No server answers at {_address_of(client)} ({reason}). Start one with `aethermind serve`, or correct --url."

@@ -92,7 +92,7 @@ class _Recorder:
 
 
 def _kernels(runtime: Runtime) -> dict[str, tuple[Kernel, ...] | str]:
-    """The kernels of each compute device, or the reason why they cannot be loaded."""
+    """Return the kernels of each compute device, or the reason why they cannot be loaded."""
     found: dict[str, tuple[Kernel, ...] | str] = {}
     for entry in runtime.devices:
         if entry.priority < 0:

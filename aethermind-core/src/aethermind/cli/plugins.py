@@ -111,7 +111,7 @@ def plugin_records(records: list[PluginRecord]) -> list[dict[str, Any]]:
 
 
 def plugin_rows(records: list[PluginRecord]) -> list[tuple[str, ...]]:
-    """Plugins as rows of text, each with its load time and what it registered, or with its error."""
+    """Return plugins as rows of text, each with its load time and what it registered, or with its error."""
     rows: list[tuple[str, ...]] = []
     for record in records:
         package = f"{record.distribution} {record.version}"

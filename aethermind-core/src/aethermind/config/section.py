@@ -85,7 +85,7 @@ def setting(default: Any, help: str, **attributes: Any) -> Any:
 
 @cache
 def settings_of(cls: Any) -> Mapping[str, Setting]:
-    """The settings of a dataclass by field name, in the order of its fields."""
+    """Return the settings of a dataclass by field name, in the order of its fields."""
     types = get_type_hints(cls)
     found = {}
     for field_ in fields(cast(Any, cls)):

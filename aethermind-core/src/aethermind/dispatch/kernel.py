@@ -198,7 +198,7 @@ class Kernel:
         if arity is None:
             return frozenset(additions)
         inputs = _optional_inputs(additions, attributes)
-        first = num_inputs - len(inputs)  # additions are behind the inputs of the first release
+        first = num_inputs - len(inputs)  # additions follow the inputs of the first release
         known = {*inputs[: max(arity.inputs - first, 0)], *list(attributes)[: arity.attributes], *self.additions}
         return frozenset(known.intersection(additions))
 

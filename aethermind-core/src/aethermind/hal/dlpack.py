@@ -106,7 +106,7 @@ class ExportedTensor:
         self._device_type = device_type
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """The type of the device, and its index."""
+        """Return the type of the device, and its index."""
         return self._device_type, self._tensor.buffer.device.index
 
     def __dlpack__(self, **_: Any) -> Any:

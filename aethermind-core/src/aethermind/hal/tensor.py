@@ -136,5 +136,5 @@ class Tensor:
         return self.numpy().__dlpack__(**kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """The DLPack device of `__dlpack__`: (kDLCPU, 0)."""
+        """Return the DLPack device of `__dlpack__`: (kDLCPU, 0)."""
         return (1, 0)

@@ -118,7 +118,7 @@ def discover() -> list[PluginRecord]:
 
 
 def plugin_names() -> frozenset[str]:
-    """The names of all installed plugins, whether or not `AETHERMIND_PLUGINS` allows them; imports nothing."""
+    """Return the names of all installed plugins, whether or not `AETHERMIND_PLUGINS` allows them; imports nothing."""
     return frozenset(point.name for distribution in distributions() for point in _plugin_entry_points(distribution))
 
 

@@ -75,7 +75,7 @@ def _run_in_children(record: PluginRecord, count: int) -> Iterator[str]:
 
 
 def _result_of(check: Callable[[], Any]) -> str:
-    """The text that a check returns, or the exception that it raises."""
+    """Return the text that a check returns, or the exception that it raises."""
     try:
         return str(check())
     except KeyboardInterrupt:

@@ -68,7 +68,7 @@ class Registry(Generic[T]):
         self._entries[name] = _Entry(target, provider)
 
     def provider(self, name: str) -> str | None:
-        """The package that has claimed a name, or None."""
+        """Return the package that has registered a name, or None."""
         entry = self._entries.get(name)
         return None if entry is None else entry.provider
 
@@ -77,7 +77,7 @@ class Registry(Generic[T]):
         self._is_frozen = True
 
     def names(self) -> list[str]:
-        """All names that installed packages claim, sorted."""
+        """Return all registered names, sorted."""
         return sorted(self._entries)
 
     def find(self, name: str) -> T | None:

@@ -167,7 +167,7 @@ class Runtime:
         return self._operators.registry
 
     def providers(self, kind: str, name: str) -> list[str]:
-        """The packages, with versions, that registered `name` of a `kind` (`devices`, `kernels`, …)."""
+        """Return the packages, with versions, that registered `name` of a `kind` (`devices`, `kernels`, …)."""
         of_plugins = [
             f"{record.distribution} {record.version}"
             for record in self.plugins

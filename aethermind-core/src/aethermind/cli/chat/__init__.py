@@ -165,7 +165,7 @@ def _server(url: str, model: str | None, api_key: list[str] | None) -> ServerCha
 
 
 def _check_flags(ctx: typer.Context) -> None:
-    """InvalidArgumentError for a flag that is about a model loaded here."""
+    """Raise InvalidArgumentError for a flag that is about a model loaded here."""
     from aethermind.cli.chat.conversation import SETTINGS
 
     for parameter in ctx.command.params:

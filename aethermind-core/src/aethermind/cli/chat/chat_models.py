@@ -159,7 +159,7 @@ class ServerChatModel:
             ) from None
 
     def _body(self, conversation: Conversation, attempt: int) -> dict[str, Any]:
-        """The request's JSON, with only the settings that the conversation changed; others are the server's."""
+        """Return the request's JSON, with only the settings that the conversation changed; others are the server's."""
         changed = {
             name: value for name, value in conversation.sampling.items() if value is not None and value is not False
         }

@@ -58,7 +58,7 @@ class Conversation:
         return self.messages[self._last_user_index()].content
 
     def prompt(self) -> list[dict[str, str]]:
-        """The messages for the model's chat template, the system prompt included."""
+        """Return the messages for the model's chat template, the system prompt included."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return system + [{"role": message.role, "content": message.content} for message in self.messages]
 
@@ -107,7 +107,7 @@ class Conversation:
         return name
 
     def settings(self) -> dict[str, Any]:
-        """Every setting with its value."""
+        """Return every setting with its value."""
         params = SamplingParams(**self.sampling)
         return {name: getattr(params, name) for name in SETTINGS}
 
@@ -118,7 +118,7 @@ class Conversation:
         return SamplingParams(**{**self.sampling, "seed": seed})
 
     def as_record(self) -> dict[str, Any]:
-        """The conversation as JSON types; `from_record` reads it."""
+        """Return the conversation as JSON types; `from_record` reads it."""
         return {
             "model": self.model,
             "system": self.system,

@@ -33,7 +33,7 @@ class Reader(Protocol):
     """Whether a user sees errors and can react to them."""
 
     def read(self) -> Entry | None:
-        """The next entry; None at the end."""
+        """Return the next entry; None at the end."""
         ...
 
     def edit(self, text: str) -> str | None:
@@ -114,7 +114,7 @@ class TerminalReader(_EntryParser):
         self._readline = _readline(commands)
 
     def read(self) -> Entry | None:
-        """The next entry; None at the end."""
+        """Return the next entry; None at the end."""
         was_empty = False
         while True:
             try:

@@ -44,7 +44,7 @@ class Statistics:
         self.num_context_tokens = reply.num_prompt_tokens + reply.num_output_tokens
 
     def rows(self, conversation: Conversation, max_model_len: int | None) -> list[tuple[str, str]]:
-        """Names and values for a table."""
+        """Return names and values for a table."""
         limit = "" if max_model_len is None else f" of {max_model_len}"
         return [
             ("turns", str(conversation.num_turns)),

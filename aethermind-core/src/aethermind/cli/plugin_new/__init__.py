@@ -67,7 +67,7 @@ def new(
 
 
 def _check(kind: PackageKind, names: PackageNames, folder: Path) -> None:
-    """InvalidArgumentError if the folder, the package, or the name that it would register exists already."""
+    """Raise InvalidArgumentError if the folder, the package, or the name that it would register exists already."""
     from aethermind.runtime import Runtime
 
     if folder.exists():
@@ -108,7 +108,7 @@ def write(kind: PackageKind, names: PackageNames, folder: Path, version: str) ->
 
 
 def render(kind: PackageKind, names: PackageNames, version: str) -> Iterator[tuple[Path, str]]:
-    """The path and text of each file of a package. `version` is that of the core it is written for."""
+    """Yield the path and text of each file of a package. `version` is that of the core it is written for."""
     import jinja2
 
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
@@ -120,7 +120,7 @@ def render(kind: PackageKind, names: PackageNames, version: str) -> Iterator[tup
 
 
 def _target(template: Path, names: PackageNames) -> Path:
-    """The path of a template's file.
+    """Return the path of a template's file.
 
     `src/package/plugin.py.jinja` becomes `src/aethermind_NAME/plugin.py`; names that begin with `dot_` become hidden.
     """

@@ -187,7 +187,7 @@ def _measure(test: LoadTest, requests: Sequence[BenchRequest], concurrency: int 
 
 
 def _check_arrivals(trace: Path | None, is_trace_changed: bool, **given: float | None) -> None:
-    """InvalidArgumentError unless only one of a trace, a concurrency and a rate is given."""
+    """Raise InvalidArgumentError unless only one of a trace, a concurrency and a rate is given."""
     if trace is None and is_trace_changed:
         raise InvalidArgumentError(
             "--limit and --rate-scale are about a trace; pass it with --trace, or leave them out."

@@ -137,7 +137,7 @@ class Target:
     format: RequestFormat
 
     def body(self, request: BenchRequest) -> dict[str, Any]:
-        """The request's JSON."""
+        """Return the request's JSON."""
         prompt = request.token_ids() if self.format.has_token_ids else request.text()
         content = {"prompt": prompt} if self.endpoint == "completions" else {"messages": [_message(prompt)]}
         body: dict[str, Any] = {
@@ -169,7 +169,7 @@ def _message(content: Any) -> dict[str, Any]:
 
 
 def connect(url: str, api_key: str | None) -> httpx.AsyncClient:
-    """A client for the server at `url`, without a limit of connections and without a proxy."""
+    """Return a client for the server at `url`, without a limit of connections and without a proxy."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     return httpx.AsyncClient(**client_options(url, api_key), limits=limits)
 

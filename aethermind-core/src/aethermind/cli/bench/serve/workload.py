@@ -55,7 +55,7 @@ class BenchRequest:
 def random_requests(
     count: int, num_prompt_tokens: int, num_output_tokens: int, *, request_rate: float | None, seed: int
 ) -> list[BenchRequest]:
-    """Requests of one size. With a rate, in requests per second, arrivals are a Poisson process that starts at 0."""
+    """Return requests of one size. With a rate, in requests per second, they arrive as a Poisson process."""
     arrivals: Iterator[float | None] = iter([None] * count)
     if request_rate is not None:
         random = Random(seed)
@@ -67,7 +67,7 @@ def random_requests(
 
 
 def requests_of_trace(requests: Sequence[TraceRequest], *, rate_scale: float, seed: int) -> list[BenchRequest]:
-    """The requests of a trace, `rate_scale` times as fast. Prompts and answers have at least one token."""
+    """Return the requests of a trace, `rate_scale` times as fast. Prompts and answers have at least one token."""
     from aethermind.engine.simulation.trace import HASH_BLOCK_TOKENS
 
     return [
