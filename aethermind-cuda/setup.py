@@ -1,4 +1,4 @@
-"""Wheels hold compiled kernels: they are compiled before the package is collected.
+"""Builds wheels with compiled kernels. The kernels are compiled before the files of the package are collected.
 
 `AETHERMIND_CUDA_TARGETS` (such as `90a`, or `none`) replaces the list of targets: a wheel for one's own machine is
 built in a fraction of the time. An editable install compiles nothing; run `make cuda-kernels` then.
@@ -18,7 +18,7 @@ _TARGETS = os.environ.get("AETHERMIND_CUDA_TARGETS", ",".join(TARGETS) if sys.pl
 
 
 class BuildWithKernels(build_py):
-    """`build_py` behind the compiler."""
+    """`build_py` that compiles the kernels first."""
 
     def run(self) -> None:
         if not self.editable_mode and _TARGETS != "none":

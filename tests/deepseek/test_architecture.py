@@ -17,7 +17,7 @@ from aethermind.errors import ConfigError, InvalidArgumentError
 from aethermind.model import Latent, RouterConfig
 from aethermind.runtime import Runtime
 from aethermind.testing.families import ModelCase
-from aethermind.testing.families.parity import _write_tokenizer, assert_close_to, random_prompts
+from aethermind.testing.families.parity import assert_close_to, random_prompts, write_numeric_tokenizer
 from aethermind.testing.families.transformers_reference import TransformersReference
 from aethermind_deepseek.architecture import DEEPSEEK_V2, DEEPSEEK_V3
 from aethermind_deepseek.conformance import CASES
@@ -81,7 +81,7 @@ def case(name: str) -> ModelCase:
 
 def written(name: str, folder: Path) -> Path:
     TransformersReference().write(case(name), folder)
-    _write_tokenizer(folder)
+    write_numeric_tokenizer(folder)
     return folder
 
 

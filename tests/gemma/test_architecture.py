@@ -19,7 +19,7 @@ from aethermind.hal import DType
 from aethermind.model import Paged, Window
 from aethermind.model.rope import FREQUENCIES, RopeConfig, inverse_frequencies
 from aethermind.runtime import Runtime
-from aethermind.testing.families.parity import _write_tokenizer, assert_close_to, random_prompts
+from aethermind.testing.families.parity import assert_close_to, random_prompts, write_numeric_tokenizer
 from aethermind_gemma.architecture import GEMMA2, GEMMA3, GEMMA3_WITH_IMAGES, Gemma
 
 SIZES: dict[str, Any] = {
@@ -111,7 +111,7 @@ def test_the_decoder_of_a_model_with_pictures_reads_text(tmp_path: Path) -> None
     torch.manual_seed(0)
     theirs = transformers.Gemma3ForConditionalGeneration(config).eval()
     theirs.save_pretrained(tmp_path)
-    _write_tokenizer(tmp_path)
+    write_numeric_tokenizer(tmp_path)
     (text,) = random_prompts(30, vocab_size=128)
     with torch.no_grad():
         expected = theirs.double()(torch.tensor([text])).logits[0].numpy()

@@ -13,7 +13,7 @@ from aethermind import LLM
 from aethermind.engine.text_pass import text_logits
 from aethermind.errors import ConfigError
 from aethermind.model import Paged, Recurrent
-from aethermind.testing.families.parity import _write_tokenizer, assert_close_to, random_prompts
+from aethermind.testing.families.parity import assert_close_to, random_prompts, write_numeric_tokenizer
 from aethermind_qwen2.hybrid import QWEN3_5, QWEN3_5_WITH_IMAGES, QWEN3_NEXT
 
 SIZES: dict[str, Any] = {
@@ -56,7 +56,7 @@ def test_the_decoder_of_a_model_with_pictures_reads_text(tmp_path: Path) -> None
     torch.manual_seed(0)
     theirs = transformers.Qwen3_5ForConditionalGeneration(config).eval()
     theirs.save_pretrained(tmp_path)
-    _write_tokenizer(tmp_path)
+    write_numeric_tokenizer(tmp_path)
     (text,) = random_prompts(30, vocab_size=128)
     with torch.no_grad():
         expected = theirs.double()(torch.tensor([text])).logits[0].numpy()

@@ -30,8 +30,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def rejection(admission: AdmissionController, tenant: Tenant, num_answers: int = 1) -> ApiError:
-    with pytest.raises(ApiError) as caught, admission.admit(num_answers, tenant):
+def rejection(admission: AdmissionController, tenant: Tenant, num_completions: int = 1) -> ApiError:
+    with pytest.raises(ApiError) as caught, admission.admit(num_completions, tenant):
         pass
     return caught.value
 
@@ -132,8 +132,8 @@ def test_an_answer_without_a_limit_reserves_what_is_left_of_the_quota(clock: Clo
 def test_a_request_beyond_a_limit_by_itself_is_a_400(clock: Clock) -> None:
     admission = AdmissionController(Limits(max_concurrent_requests=8, max_queued_requests=9), clock)
     tenant = Tenant("one", "1", Quota(max_concurrency=4, tokens_per_minute=100))
-    for num_answers, code in ((5, "key_concurrency"), (9, "key_concurrency")):
-        error = rejection(admission, tenant, num_answers)
+    for num_completions, code in ((5, "key_concurrency"), (9, "key_concurrency")):
+        error = rejection(admission, tenant, num_completions)
         assert (error.status, error.code, error.param, error.retry_after_s) == (400, code, "n", None)
     assert rejection(admission, Tenant("two", "2"), 9).code == "overloaded"
     with admission.admit(4, tenant) as ticket:

@@ -389,7 +389,7 @@ def test_a_server_that_stops_refuses_what_waits(loop: VirtualLoop) -> None:
     bench = Bench(loop, max_loaded=1)
     busy = bench.arrive("a")
     waiting = bench.arrive("b")
-    bench.pool.refuse_waiting()
+    bench.pool.fail_waiting_requests()
     loop.settle()
     late = bench.arrive("a")
     for client in (waiting, late):

@@ -140,7 +140,7 @@ def ask(name: str, **more: Any) -> dict[str, Any]:
 def test_a_stream_that_waits_for_its_model_begins_with_comments(
     http: httpx.Client, held: Held, monkeypatch: pytest.MonkeyPatch, lone_answers: dict[str, list[str]]
 ) -> None:
-    monkeypatch.setattr("aethermind.server.openai.serving._LOADING_S", 0.01)
+    monkeypatch.setattr("aethermind.server.openai.serving._LOADING_COMMENT_INTERVAL_S", 0.01)
     lines: list[str] = []
     with http.stream("POST", "/v1/completions", json=ask("slow", stream=True)) as response:
         assert response.status_code == 200
@@ -157,7 +157,7 @@ def test_a_stream_that_waits_for_its_model_begins_with_comments(
 def test_a_client_that_leaves_while_its_model_loads_leaves_nothing_behind(
     http: httpx.Client, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aethermind.server.openai.serving._LOADING_S", 0.01)
+    monkeypatch.setattr("aethermind.server.openai.serving._LOADING_COMMENT_INTERVAL_S", 0.01)
     assert http.post("/admin/models/unload", json={"model": "slow"}, headers=ADMIN).status_code == 200
     held.may_load.clear()
     with http.stream("POST", "/v1/chat/completions", json=CHAT | {"model": "slow", "stream": True}) as response:

@@ -33,7 +33,7 @@ def test_engines_are_closed_before_connections_are_aborted() -> None:
         answer = open_answer()
         next(answer)
         engine = SimpleNamespace(close=close)
-        models = SimpleNamespace(base_models=(SimpleNamespace(engine=engine),), refuse_waiting=lambda: None)
+        models = SimpleNamespace(base_models=(SimpleNamespace(engine=engine),), fail_waiting_requests=lambda: None)
         state = SimpleNamespace(admission=admission, in_flight_requests=requests, models=models)
         await fail_unfinished(SimpleNamespace(state=state))  # type: ignore[arg-type]
         answer.close()

@@ -15,8 +15,8 @@ from aethermind_cpu.numa import MemoryPlacement
 
 __all__ = ["CpuAllocator"]
 
-_CHECKED_BYTES = 64 << 20
-"""Allocations from this size on check free memory first: Linux overcommits, and kills processes that touch too much."""
+_MIN_CHECKED_BYTES = 64 << 20
+"""Larger allocations check free memory first: Linux overcommits, and kills processes that use too much."""
 
 
 class CpuAllocator(Allocator):
@@ -47,7 +47,7 @@ class CpuAllocator(Allocator):
     def _alloc(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
         if nbytes < 0:
             raise InvalidArgumentError(f"Cannot allocate {nbytes} bytes on {self._device}: the size is negative.")
-        if nbytes >= _CHECKED_BYTES and nbytes > available_memory_bytes():
+        if nbytes >= _MIN_CHECKED_BYTES and nbytes > available_memory_bytes():
             raise self._out_of_memory(nbytes)
         address = self._native.allocate(nbytes)
         if address == 0:
@@ -63,9 +63,9 @@ class CpuAllocator(Allocator):
         )
 
     def alloc_ahead(self, sizes: Sequence[int]) -> list[Buffer]:
-        """Allocate buffers and touch their pages in a thread: page faults take longer than writing the memory.
+        """Allocate buffers, and touch their pages in a thread, because page faults take longer than writing the memory.
 
-        Returns no buffers where memory does not suffice for all of `sizes`.
+        Returns an empty list if there is not enough memory for all of `sizes`.
         """
         if sum(sizes) > available_memory_bytes():
             return []
@@ -83,7 +83,7 @@ class CpuAllocator(Allocator):
 
     def discard(self, buffer: Buffer, begin: int, nbytes: int) -> int:
         """Return whole pages of a buffer to the system (see `Allocator`)."""
-        assert 0 <= begin <= begin + nbytes <= buffer.nbytes, "the range is inside of the buffer"
+        assert 0 <= begin <= begin + nbytes <= buffer.nbytes, "the range is within the buffer"
         return discard_pages(buffer.address + begin, nbytes)
 
     def stats(self) -> MemoryStats:

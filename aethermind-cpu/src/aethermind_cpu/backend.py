@@ -31,8 +31,8 @@ from aethermind_cpu.transfer import CpuTransfer
 
 __all__ = ["CpuBackend"]
 
-_THREADS_PER_PROCESSOR = 16
-"""Upper limit of threads: more per processor are a mistake, and the system may refuse to start them."""
+_MAX_THREADS_PER_CPU = 16
+"""Limit of threads per logical CPU: a larger number is a mistake, and the system may refuse to start the threads."""
 
 
 class CpuBackend(Backend):
@@ -52,7 +52,7 @@ class CpuBackend(Backend):
 
     @property
     def num_threads(self) -> int:
-        """Workers of the team."""
+        """The number of worker threads."""
         return self._team.num_workers
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class CpuBackend(Backend):
     def set_num_threads(self, num_threads: int | None) -> int:
         """Use this many workers from the next run on; None means `AETHERMIND_NUM_THREADS`, or one per physical core.
 
-        One worker per physical core: each is pinned to its core (`worker_cpu_sets`).
+        If there is one worker per physical core, each is pinned to its core (`worker_cpu_sets`).
         """
         _check_num_threads(num_threads)
         num_threads = num_threads or _default_num_threads()
@@ -122,7 +122,7 @@ def _new_team(num_threads: int) -> _native.Team:
 
 
 def _check_num_threads(num_threads: int | None) -> None:
-    max_threads = _THREADS_PER_PROCESSOR * (os.cpu_count() or 1)
+    max_threads = _MAX_THREADS_PER_CPU * (os.cpu_count() or 1)
     if num_threads is not None and not 1 <= num_threads <= max_threads:
         raise InvalidArgumentError(
             f"The number of threads is {num_threads}; it must be from 1 to {max_threads} on this machine, "

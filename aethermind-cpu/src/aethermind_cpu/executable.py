@@ -21,7 +21,7 @@ __all__ = ["CpuExecutable"]
 
 @dataclass(frozen=True, slots=True)
 class _NativeSegment:
-    """Consecutive native plan steps `[begin, end)`, steps `[offset, offset + end - begin)` of the native plan."""
+    """Steps `[begin, end)` of the plan that have native kernels. They begin at step `offset` of the native plan."""
 
     begin: int
     end: int
@@ -30,7 +30,7 @@ class _NativeSegment:
 
 @dataclass(frozen=True, slots=True)
 class _PythonStep:
-    """Plan step `begin`, a Python callable."""
+    """Step `begin` of the plan, whose kernel is a Python function; `end` is `begin + 1`."""
 
     begin: int
     end: int
@@ -57,9 +57,12 @@ class CpuExecutable:
         return sum(isinstance(segment, _PythonStep) for segment in self._segments)
 
     def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
-        """Enqueue all steps; `symbols` are in the order of `plan.symbols`. Asynchronous if all steps are native."""
+        """Enqueue all steps; `symbols` are the sizes of a run, in the order of `plan.symbols`.
+
+        The call is asynchronous if all steps are native.
+        """
         if self._is_native:
-            _native_of(stream).run(self._native, symbols, 0, self._num_steps)
+            _native_stream(stream).run(self._native, symbols, 0, self._num_steps)
         else:
             self.run_steps(symbols, 0, self._num_steps, stream)
 
@@ -69,8 +72,8 @@ class CpuExecutable:
         for segment in self._segments:
             if isinstance(segment, _NativeSegment):
                 last = segment.offset + segment.end - segment.begin
-                marks = _native_of(stream).run_timed(self._native, symbols, segment.offset, last)
-                seconds += [(after - before) / 1e9 for before, after in pairwise(marks)]
+                timestamps_ns = _native_stream(stream).run_timed(self._native, symbols, segment.offset, last)
+                seconds += [(after - before) / 1e9 for before, after in pairwise(timestamps_ns)]
             else:
                 stream.synchronize()
                 started = time.perf_counter()
@@ -85,8 +88,8 @@ class CpuExecutable:
             if first >= last:
                 continue
             if isinstance(segment, _NativeSegment):
-                to_native = segment.offset - segment.begin
-                _native_of(stream).run(self._native, symbols, first + to_native, last + to_native)
+                shift = segment.offset - segment.begin
+                _native_stream(stream).run(self._native, symbols, first + shift, last + shift)
             else:
                 stream.synchronize()
                 self._call(segment.step, dict(zip(self._names, symbols, strict=True)))
@@ -100,7 +103,7 @@ class CpuExecutable:
         return array_at(_address(operand, self._memory), operand, sizes)
 
 
-def _native_of(stream: Stream) -> _native.Stream:
+def _native_stream(stream: Stream) -> _native.Stream:
     assert isinstance(stream, CpuStream), "a plan runs on a stream of its own backend"
     return stream.native
 

@@ -1,4 +1,7 @@
-"""Instruction set levels, and the highest level that kernels may use on this machine."""
+"""Instruction set levels, and the highest one that kernels may use on this machine.
+
+A level is a set of CPU features for which all kernels are compiled, such as `avx2` or `avx512_vnni`.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ _LEVELS = (_X86_64, _AARCH64)
 
 def isa_levels(features: Collection[str] | None = None) -> tuple[Isa, ...]:
     """Return the levels, in order, of the architecture of a CPU with these features (default: this CPU)."""
-    return _AARCH64 if "asimd" in _known(features) else _X86_64
+    return _AARCH64 if "asimd" in _features_or_own(features) else _X86_64
 
 
 def built_levels() -> tuple[Isa, ...]:
@@ -75,9 +78,9 @@ def how_to_build_all() -> str:
 def isa_limit(features: Collection[str] | None = None, built: Collection[Isa] | None = None) -> Isa:
     """Return the highest built level that a CPU with these features supports (default: this CPU and build).
 
-    A level that was built in part, because a higher level needs some of its kernels, counts: no better kernels exist.
-    `AETHERMIND_CPU_ISA` limits the level; InvalidArgumentError where it names no level of the architecture, or one that
-    was not built. InvalidArgumentError also where `AETHERMIND_CPU_TILES` is neither empty nor `model`.
+    A level of which only some kernels were built, because a higher level uses them, counts as well.
+    `AETHERMIND_CPU_ISA` limits the level; InvalidArgumentError if it is not a level of the architecture, or was not
+    built. InvalidArgumentError also if `AETHERMIND_CPU_TILES` is neither empty nor `model`.
     """
     tiles = os.environ.get("AETHERMIND_CPU_TILES")
     if tiles not in (None, "", "model"):
@@ -95,7 +98,7 @@ def isa_limit(features: Collection[str] | None = None, built: Collection[Isa] | 
         )
     allowed = levels[: forced.level + 1] if name else levels
     with_kernels = _levels_with_kernels() if built is None else built
-    return [isa for isa in allowed if isa.features <= set(_known(features)) and isa in with_kernels][-1]
+    return [isa for isa in allowed if isa.features <= set(_features_or_own(features)) and isa in with_kernels][-1]
 
 
 @cache
@@ -104,7 +107,7 @@ def _levels_with_kernels() -> frozenset[Isa]:
     return frozenset(Isa.parse(name) for name in {entry.variant for entry in entries})
 
 
-def _known(features: Collection[str] | None) -> Collection[str]:
+def _features_or_own(features: Collection[str] | None) -> Collection[str]:
     return _native.cpu_features() if features is None else features
 
 

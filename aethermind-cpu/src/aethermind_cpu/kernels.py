@@ -1,4 +1,4 @@
-"""Native kernels as entries of the dispatcher."""
+"""The native kernels as `Kernel` objects, from which the dispatcher chooses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def _kernel(entry: _native.KernelEntry, operator: Operator, dtype: DType, packs:
         priority=entry.priority,
         native=entry.capsule,
         is_batch_invariant=entry.is_batch_invariant,
-        packs={_input(operator, index): packs.setdefault(pack.name, dense_pack(pack)) for index, pack in entry.packs},
+        packs={
+            _input_name(operator, index): packs.setdefault(pack.name, dense_pack(pack)) for index, pack in entry.packs
+        },
         additions=frozenset({BROADCASTING}).intersection(operator.additions),
     )
     return _with_shared_packs(kernel, operator)
@@ -62,7 +64,7 @@ def _kernel(entry: _native.KernelEntry, operator: Operator, dtype: DType, packs:
 def _quantized_kernel(
     entry: _native.KernelEntry, operator: Operator, dtype: DType, format: WeightFormat, packs: dict[str, Pack]
 ) -> Kernel:
-    """Return the kernel for one format. The native kernel is the same for all: a packed weight names its format."""
+    """Return the kernel for one format. All formats share the native kernel: packed weights name their format."""
     pack = packs.get(format.name) or packs.setdefault(format.name, quantized_pack(format))
     kernel = Kernel(
         operator=entry.operator_name,
@@ -72,21 +74,21 @@ def _quantized_kernel(
         priority=entry.priority,
         native=entry.capsule,
         is_batch_invariant=entry.is_batch_invariant,
-        packs={_input(operator, index): pack for index, _ in entry.packs},
+        packs={_input_name(operator, index): pack for index, _ in entry.packs},
         weight_formats=frozenset({format.name}),
         arithmetic=DType.INT8 if entry.multiplies_bytes else None,
     )
     return _with_shared_packs(kernel, operator)
 
 
-def _input(operator: Operator, index: int) -> str:
+def _input_name(operator: Operator, index: int) -> str:
     return operator.schema.inputs[index].name
 
 
 def _with_shared_packs(kernel: Kernel, operator: Operator) -> Kernel:
-    """Let a kernel that gathers rows use a packed weight only if another operator packs it.
+    """Let a kernel that gathers rows (`embedding`) use a packed weight only if another operator packs the same weight.
 
-    Packing for that kernel alone would copy a mapped file.
+    Packing a weight only to gather its rows would copy it from the mapped file into memory.
     """
     required_layouts = {name: pack.name for name, pack in kernel.packs.items() if name in operator.gathered}
     if not required_layouts:
@@ -97,4 +99,4 @@ def _with_shared_packs(kernel: Kernel, operator: Operator) -> Kernel:
 
 def _unsupported_reason(required_layouts: Mapping[str, str], signature: Signature) -> str | None:
     missing = [name for name, layout in required_layouts.items() if signature.packed.get(name) != layout]
-    return f"no other operator has {missing[0]} in its layout" if missing else None
+    return f"no other operator packs {missing[0]} in this layout" if missing else None

@@ -21,17 +21,18 @@ __all__ = ["dense_pack", "quantized_pack"]
 _ROWS_PER_CHUNK = 64
 """A multiple of the panel height of every packed layout, so that chunks can be packed in parallel."""
 _BYTES_PER_CHUNK = 1 << 20
-_BYTES_PER_PIECE = 8 << 20
-"""Source bytes that are packed before their pages are dropped: the resident part of a mapped file."""
+"""Fewest bytes of a chunk: the part of a weight that one thread packs."""
+_BYTES_BEFORE_DROP = 8 << 20
+"""Source bytes that a thread packs before it drops their pages. It bounds the resident part of a mapped file."""
 
 
 def dense_pack(entry: _native.PackEntry) -> Pack:
-    """Return the packing of a dense layout."""
+    """Return the `Pack` of a dense layout."""
     return Pack(
         entry.name,
         nbytes=lambda shape, _: entry.packed_bytes(*_rows_and_columns(shape)),
         pack=partial(_pack_dense, entry),
-        build=_build_of_packing(),
+        build=_packing_build_id(),
     )
 
 
@@ -53,13 +54,13 @@ def _rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def quantized_pack(format: WeightFormat) -> Pack:
-    """Return the packing of a format. It takes QuantizedWeights, and floating-point arrays, which it quantises."""
+    """Return the `Pack` of a format. It packs QuantizedWeights, and floating-point arrays, which it quantises."""
     return Pack(
         f"panels16_{format.name}",
         nbytes=lambda shape, _: _layout_of(format).packed_bytes(*shape),
         pack=partial(_pack_quantized, format),
         weight_format=format.name,
-        build=_build_of_packing(),
+        build=_packing_build_id(),
     )
 
 
@@ -77,7 +78,7 @@ def _pack_quantized(format: WeightFormat, source: Any, destination: int) -> None
     layout = _layout_of(format)
     if isinstance(source, QuantizedWeight):
         _pack_codes(layout, source, destination)
-    elif format == MXFP4:  # published in this format, so that its quantisation need not be fast
+    elif format == MXFP4:  # checkpoints are published in this format, so quantising to it need not be fast
         _pack_codes(layout, format.quantize(source), destination)
     else:
         _pack_values(format, layout, source, destination)
@@ -120,7 +121,7 @@ def _pack_codes(layout: _native.QuantizedLayout, source: QuantizedWeight, destin
 
 
 @cache
-def _build_of_packing() -> str:
+def _packing_build_id() -> str:
     """Return an identifier of the packing code, for caches of packed weights: the native module's file."""
     status = os.stat(_native.__file__)
     return f"{status.st_ino}-{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}"
@@ -136,12 +137,12 @@ def _pack_in_chunks(source: Any, pack_rows: Callable[[int, int], None]) -> None:
     if num_chunks > 1:
         num_chunks = min(num_chunks, _num_cores())
     rows_per_chunk = _round_up(math.ceil(rows / num_chunks))
-    rows_per_piece = min(rows_per_chunk, _round_up(math.ceil(rows * _BYTES_PER_PIECE / max(source.nbytes, 1))))
+    rows_before_drop = min(rows_per_chunk, _round_up(math.ceil(rows * _BYTES_BEFORE_DROP / max(source.nbytes, 1))))
 
     def pack_from(begin: int) -> None:
         end = min(begin + rows_per_chunk, rows)
-        for first in range(begin, end, rows_per_piece):
-            count = min(rows_per_piece, end - first)
+        for first in range(begin, end, rows_before_drop):
+            count = min(rows_before_drop, end - first)
             pack_rows(first, count)
             drop_mapped_pages(source[first : first + count])
 
@@ -157,7 +158,7 @@ def _pack_in_chunks(source: Any, pack_rows: Callable[[int, int], None]) -> None:
 
 @cache
 def _num_cores() -> int:
-    """Cached: counting takes as long as packing a weight."""
+    """The number of physical cores, cached because counting them takes as long as packing a weight."""
     return num_physical_cores()
 
 

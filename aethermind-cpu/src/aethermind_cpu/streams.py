@@ -1,4 +1,4 @@
-"""Asynchronous streams, each with its own thread, and events: marks in a stream, with timestamps."""
+"""Asynchronous streams, each with a thread of its own, and events."""
 
 from __future__ import annotations
 
@@ -71,20 +71,20 @@ class CpuStreams(StreamManager):
 
     def synchronize_all(self) -> None:
         """Wait for all streams."""
-        for stream in self._alive():
+        for stream in self._open_streams():
             stream.synchronize()
 
     def destroy_all(self) -> None:
         """Synchronize and destroy all streams."""
-        for stream in self._alive():
+        for stream in self._open_streams():
             stream.destroy()
 
-    def _alive(self) -> list[CpuStream]:
+    def _open_streams(self) -> list[CpuStream]:
         return [stream for stream in self._streams if stream._native is not None]
 
 
 class CpuEvent(Event):
-    """A mark that the stream's thread reaches."""
+    """An event. It completes when the thread of the stream reaches it, and records the time."""
 
     def __init__(self, *, timing: bool) -> None:
         self._has_timing = timing

@@ -29,7 +29,7 @@ class CpuTransfer(DataTransfer):
 
     def copy_async(self, destination: Tensor, source: Tensor, stream: Stream) -> None:
         check_copy(destination, source)
-        _native_of(stream).copy(destination.address, source.address, source.nbytes)
+        _native_stream(stream).copy(destination.address, source.address, source.nbytes)
         self._count(destination, source)
 
     def fill(self, destination: Tensor, byte: int, stream: Stream | None = None) -> None:
@@ -37,7 +37,7 @@ class CpuTransfer(DataTransfer):
         if stream is None:
             ctypes.memset(destination.address, byte, destination.nbytes)
         else:
-            _native_of(stream).fill(destination.address, destination.nbytes, byte)
+            _native_stream(stream).fill(destination.address, destination.nbytes, byte)
 
     def stats(self) -> TransferStats:
         with self._lock:
@@ -49,6 +49,6 @@ class CpuTransfer(DataTransfer):
             self._stats = self._stats.counting(source.nbytes, from_device=from_device, to_device=to_device)
 
 
-def _native_of(stream: Stream) -> _native.Stream:
+def _native_stream(stream: Stream) -> _native.Stream:
     assert isinstance(stream, CpuStream), "a CPU copy needs a CPU stream"
     return stream.native

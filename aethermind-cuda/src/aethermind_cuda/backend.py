@@ -70,11 +70,11 @@ class CudaBackend(Backend):
         return pressure.free_bytes + pressure.cached_bytes
 
     def can_access_peer(self, index: int, other: int) -> bool:
-        """The driver's answer, which depends on how the GPUs are connected."""
+        """Whether the driver supports peer access between two GPUs, which depends on how they are connected."""
         return index != other and self._driver.can_access_peer(index, other)
 
     def usage(self, index: int) -> DeviceUsage | None:
-        """NVML's reading of a GPU; None without NVML."""
+        """Utilisation and memory of a GPU from NVML; None without NVML."""
         nvml = find_nvml()
         return None if nvml is None else nvml.usage(f"{self.name}:{index}", self.devices.bus_id(index))
 
@@ -108,7 +108,7 @@ class CudaBackend(Backend):
         return library.communicator
 
     def measure_limits(self, dtypes: Sequence[DType], num_threads: int | None = None) -> MeasuredLimits:
-        """Measure the current device; a number of threads has no meaning here."""
+        """Measure the current device; `num_threads` has no effect."""
         index = self.devices.current()
         stream = self.streams.create(index)
         try:
@@ -120,8 +120,8 @@ class CudaBackend(Backend):
         """Enqueue work outside of a plan on a stream."""
         assert isinstance(stream, CudaStream), "the stream is of another backend"
         library = self._library(stream.device)
-        for item in work:
-            item.bind(library)(stream.handle)
+        for launch in work:
+            launch.bind(library)(stream.handle)
 
     def _library(self, index: int) -> KernelLibrary:
         self.devices.enter(index)

@@ -33,7 +33,7 @@ _DATA_TYPES = {DType.FLOAT32: 0, DType.FLOAT16: 2, DType.BFLOAT16: 14, DType.FLO
 _COMPUTE_32F, _REAL_32F = 68, 0
 _DESC_TRANSA, _DESC_EPILOGUE, _DESC_BIAS_POINTER, _DESC_BIAS_DATA_TYPE = 3, 7, 8, 26
 _DESC_SCALES, _DESC_SCALE_MODES, _DESC_FAST_ACCUMULATION = (17, 18), (31, 32), 25
-"""Scales are those of A and B, which are the weight and x."""
+"""Attributes of the scales of A and B, which are the weight and x."""
 _TRANSPOSED, _EPILOGUE_BIAS, _SCALE_OUTER_VECTOR = 1, 4, 3
 _LAYOUT_BATCH_COUNT, _LAYOUT_BATCH_OFFSET = 5, 6
 _PREFERENCE_MAX_WORKSPACE, _PREFERENCE_REDUCTION_SCHEMES = 1, 3
@@ -98,8 +98,8 @@ class DenseProduct(NamedTuple):
     weight's rows and those of x, on compute capability 9.0; None for none. With scales, sums have fewer bits than
     float32 ("fast accumulation"): the error of 4e-3 that they have is a tenth of that of fp8 inputs.
 
-    With `num_heads` H > 1, these are products of heads: x is [T, H · K], out [T, H · N] and weight [H · N, K], of which
-    each head has its own columns or rows.
+    With `num_heads` H > 1, this is a batched product over heads: x is [T, H · K], out [T, H · N] and weight [H · N, K].
+    Each head has its own columns of x and out, and its own rows of the weight.
     """
 
     out: DeviceArray
@@ -180,19 +180,27 @@ class CublasLt:
             return None
         weight_layout, x_layout, out_layout, heuristic = algorithm
         library_handle, one, zero = self._handle, ctypes.byref(self._one), ctypes.byref(self._zero)
-        chosen, workspace_bytes = ctypes.byref(heuristic.algorithm), ctypes.c_size_t(WORKSPACE_BYTES)
+        algorithm_pointer, workspace_bytes = ctypes.byref(heuristic.algorithm), ctypes.c_size_t(WORKSPACE_BYTES)
         matmul, pointer = self._library.cublasLtMatmul, ctypes.c_void_p
         bias_dtype = product.out.dtype if product.bias is None else product.bias.dtype
 
         def bind_at(out: int, x: int, weight: int, workspace: int, bias: int, *scales: int) -> Enqueue:
             with self._lock:
                 operation = self._operation(bias_dtype, bias, *scales)
-            out_at = pointer(out)
+            out_pointer = pointer(out)
             # The arguments keep the handles alive. They are C types already: with `argtypes` ctypes would convert each
             # of them at every call.
             arguments = (
                 *(library_handle, operation, one, pointer(weight), weight_layout, pointer(x), x_layout, zero),
-                *(out_at, out_layout, out_at, out_layout, chosen, pointer(workspace), workspace_bytes),
+                *(
+                    out_pointer,
+                    out_layout,
+                    out_pointer,
+                    out_layout,
+                    algorithm_pointer,
+                    pointer(workspace),
+                    workspace_bytes,
+                ),
             )
 
             def enqueue(stream: int) -> None:
@@ -205,13 +213,13 @@ class CublasLt:
         return bind_at
 
     def _algorithm(self, product: DenseProduct) -> _Algorithm | None:
-        """The cached algorithm of this kind of product, or a newly chosen one."""
-        kind = _kind(product)
-        if kind in self._algorithms:
-            self._algorithms.move_to_end(kind)
-            return self._algorithms[kind]
+        """The cached algorithm of such products, or a newly chosen one."""
+        key = _algorithm_key(product)
+        if key in self._algorithms:
+            self._algorithms.move_to_end(key)
+            return self._algorithms[key]
         found = self._choose(product)
-        self._store(kind, found)
+        self._store(key, found)
         if found is None:
             x, weight = product.x, product.weight
             logger.warning(
@@ -235,15 +243,15 @@ class CublasLt:
 
     def _bucket_algorithm(self, product: DenseProduct) -> _Algorithm | None:
         """The algorithm of the product with the bucket's number of tokens."""
-        kind = _kind(product)
-        if kind in self._algorithms:
-            self._algorithms.move_to_end(kind)
+        key = _algorithm_key(product)
+        if key in self._algorithms:
+            self._algorithms.move_to_end(key)
         else:
-            self._store(kind, self._query_heuristics(product))
-        return self._algorithms[kind]
+            self._store(key, self._query_heuristics(product))
+        return self._algorithms[key]
 
-    def _store(self, kind: tuple[int, ...], found: _Algorithm | None) -> None:
-        self._algorithms[kind] = found
+    def _store(self, key: tuple[int, ...], found: _Algorithm | None) -> None:
+        self._algorithms[key] = found
         if len(self._algorithms) > _MAX_ALGORITHMS:
             self._algorithms.popitem(last=False)
 
@@ -349,7 +357,7 @@ class _Handle(ctypes.c_void_p):
 
 
 class _Algorithm(NamedTuple):
-    """The matrix layouts and the algorithm that products of one kind share."""
+    """The matrix layouts and the algorithm that products with the same key share."""
 
     weight: _Handle
     x: _Handle
@@ -357,7 +365,7 @@ class _Algorithm(NamedTuple):
     heuristic: _Heuristic
 
 
-def _kind(product: DenseProduct) -> tuple[int, ...]:
+def _algorithm_key(product: DenseProduct) -> tuple[int, ...]:
     """The cache key of an algorithm; -1 and 0 for a missing bias."""
     out, x, weight, bias, *_, scales, heads = product
     stride = product.out_stride or out.shape[1]
@@ -419,7 +427,7 @@ def _alignment(address: int) -> int:
 
 
 def _enqueue_nothing(_: int) -> None:
-    """Enqueue nothing: a product without tokens or outputs."""
+    """The `Enqueue` of a product without tokens or outputs, which launches nothing."""
 
 
 def _error(name: str, status: int) -> DeviceError:

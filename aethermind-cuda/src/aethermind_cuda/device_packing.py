@@ -1,7 +1,7 @@
 """Quantisation of weights on the GPU: rows are uploaded unquantised and packed there.
 
-Rows pass through two page-locked staging buffers and one device buffer of the same size, so that besides the packed
-weight at most half a matrix (or 16 rows, if that is more) is in memory.
+Rows are copied through two page-locked staging buffers to one device buffer of the same size. Each buffer holds at most
+half of the matrix, or 16 rows if that is more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STAGING_BYTES = 32 << 20
 
 
 def blocks_per_scale_vector(format: WeightFormat) -> int:
-    """Scale blocks that are stored contiguously per output: those of a group of 128 inputs for the shortest blocks."""
+    """Scale blocks that are stored contiguously per output: 4 for blocks of 32 inputs (a group of 128), else 1."""
     return _GROUP_INPUTS // _CHUNK_INPUTS if format.block == _CHUNK_INPUTS else 1
 
 
@@ -53,8 +53,8 @@ class _PackedWeight(ctypes.Structure):
     )
 
 
-class _Staged(NamedTuple):
-    """A page-locked staging buffer and the event of its copy."""
+class _StagingBuffer(NamedTuple):
+    """A page-locked buffer, and the event after the copy from it to the device."""
 
     buffer: Buffer
     copied: Event
@@ -85,8 +85,8 @@ def pack_rows_on_device(
 ) -> None:
     """Upload an array [N, K] in parts of whole tiles of rows, and quantise each part to `destination`.
 
-    `launches(first row, rows, largest)` are those for a part. They raise the float32 `largest` to the largest magnitude
-    that the format may not represent, which `check_magnitude` reports.
+    `launches(first row, rows, largest)` returns the launches for a part. They raise the float32
+    `largest` to the largest magnitude that the format may not represent, which `check_magnitude` reports.
     """
     import numpy as np
 
@@ -100,29 +100,29 @@ def pack_rows_on_device(
     rows_per_pass = max(_TILE_OUTPUTS, min(half, _STAGING_BYTES // row_bytes // _TILE_OUTPUTS * _TILE_OUTPUTS))
     alloc, events, copy_async = backend.allocator.alloc, backend.events, backend.transfer.copy_async
     stream = backend.streams.create(destination.buffer.device.index)
-    staged = [_Staged(alloc(rows_per_pass * row_bytes, MemoryKind.PINNED), events.create()) for _ in range(2)]
+    staged = [_StagingBuffer(alloc(rows_per_pass * row_bytes, MemoryKind.PINNED), events.create()) for _ in range(2)]
     values = alloc(rows_per_pass * row_bytes)
     largest = Tensor.of(alloc(4), DType.FLOAT32, (1,))
     backend.transfer.fill(largest, 0, stream)
-    found = Tensor.of(alloc(4, MemoryKind.PINNED), DType.FLOAT32, (1,))
+    largest_on_host = Tensor.of(alloc(4, MemoryKind.PINNED), DType.FLOAT32, (1,))
     try:
         for first_row in range(0, num_outputs, rows_per_pass):
             rows = source[first_row : first_row + rows_per_pass]
             staged.reverse()
             buffer, copied = staged[0]
             copied.synchronize()
-            on_host = Tensor.of(buffer, dtype, rows.shape)
-            np.copyto(on_host.numpy(), rows)
+            host_rows = Tensor.of(buffer, dtype, rows.shape)
+            np.copyto(host_rows.numpy(), rows)
             drop_mapped_pages(rows)
-            copy_async(Tensor.of(values, dtype, rows.shape), on_host, stream)
+            copy_async(Tensor.of(values, dtype, rows.shape), host_rows, stream)
             copied.record(stream)
-            on_device = DeviceArray(values.address, dtype, rows.shape)
-            work = launches(first_row, on_device, DeviceArray(largest.address, DType.FLOAT32, (1,)))
+            device_rows = DeviceArray(values.address, dtype, rows.shape)
+            work = launches(first_row, device_rows, DeviceArray(largest.address, DType.FLOAT32, (1,)))
             backend.enqueue(work, stream)
-        copy_async(found, largest, stream)
+        copy_async(largest_on_host, largest, stream)
     finally:
         stream.destroy()  # synchronises: the buffers are reused afterwards, also after an error
-    check_magnitude(float(found.numpy()[0]), format)
+    check_magnitude(float(largest_on_host.numpy()[0]), format)
 
 
 def _launches(weight: _PackedWeight, family: str, dtype: DType) -> list[Launch]:
@@ -144,6 +144,6 @@ def _launches(weight: _PackedWeight, family: str, dtype: DType) -> list[Launch]:
 
 
 def format_family(format: WeightFormat) -> str:
-    """The format in kernel names, such as int4_zp. Formats that differ in the block size only share it."""
+    """The format's name in kernel names, such as int4_zp. It does not contain the block size."""
     affine_suffix = "_offset" if format.has_offset else "_zp" if format.has_zero_point and format.bits != 2 else ""
     return f"int{format.bits}{affine_suffix}"

@@ -1,4 +1,4 @@
-"""Executables of plans on a GPU: the launches of a step are bound once per size and then only enqueued."""
+"""Executables of plans on a GPU. The launches of a step are bound once for its sizes, and then only enqueued."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class CudaExecutable:
 
     @property
     def num_native_breaks(self) -> int:
-        """0: steps are bound before the run, and the device needs no host between them."""
+        """0: no step waits for the host."""
         return 0
 
     def run(self, symbols: tuple[int, ...], stream: Stream) -> None:
         """Enqueue all steps, as one CUDA graph for the padded sizes of decode steps."""
         handle = self._handle(stream)
         if symbols in self._captured or is_decode_size(self._sizes(symbols), self._plan.symbols):
-            self._captured.run(symbols, handle, lambda where: self._enqueue(symbols, 0, len(self._plan.steps), where))
+            self._captured.run(symbols, handle, lambda target: self._enqueue(symbols, 0, len(self._plan.steps), target))
         else:
             self._enqueue(symbols, 0, len(self._plan.steps), handle)
 
@@ -66,8 +66,8 @@ class CudaExecutable:
         self._enqueue(symbols, begin, end, self._handle(stream))
 
     def _enqueue(self, symbols: tuple[int, ...], begin: int, end: int, stream: int) -> None:
-        """Enqueue steps; those not yet bound for these sizes are bound one by one, while the device runs earlier
-        ones.
+        """Enqueue steps. Steps that are not bound for these sizes yet are bound one by one, while the device runs the
+        earlier ones.
         """
         get, bind = self._cache.get, self._binder.bind
         for position in range(begin, end):

@@ -22,7 +22,7 @@ __all__ = ["FLOAT8_PACK", "Float8Layout", "quantize_rows", "weight_pack"]
 
 _ROW_ALIGNMENT = 16
 _ROWS_OF_SCALES = 16
-"""Scales take a multiple of this many rows: cuBLASLt multiplies whole sixteens of outputs."""
+"""Scales are padded to a multiple of this many rows: cuBLASLt multiplies multiples of 16 outputs."""
 _VALUES_PER_THREAD = 16
 _MAX_THREADS = 512
 _WARP = 32
@@ -32,10 +32,10 @@ Array = Any
 
 @dataclass(frozen=True, slots=True)
 class Float8Layout:
-    """The layout of a weight [N, K]: row-major codes, rows padded to whole 16 bytes, then a scale for each row.
+    """The layout of a weight [N, K]: row-major codes, rows padded to a multiple of 16 bytes, then a scale for each row.
 
-    Scales are padded to whole 16 rows of codes, so that weights which follow each other are one matrix of codes, with
-    padding rows between them.
+    Scales are padded to the size of a multiple of 16 rows of codes. So adjacent weights are one matrix of codes, in
+    which the rows between them hold scales and are ignored.
     """
 
     shape: tuple[int, int]
@@ -57,7 +57,7 @@ class Float8Layout:
 
     @property
     def num_rows(self) -> int:
-        """The rows that codes and scales take."""
+        """The number of rows, of `row_bytes` each, that codes and scales take together."""
         return self.shape[0] + -(-self.scale_bytes // max(1, _ROWS_OF_SCALES * self.row_bytes)) * _ROWS_OF_SCALES
 
     @property

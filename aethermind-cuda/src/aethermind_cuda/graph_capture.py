@@ -1,4 +1,4 @@
-"""CUDA graphs of recurring step sizes: captured once, then launched by one call."""
+"""CUDA graphs of the runs of a plan: a run of sizes that recur is captured once, then launched by one call."""
 
 from __future__ import annotations
 

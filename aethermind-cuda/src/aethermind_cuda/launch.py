@@ -149,10 +149,10 @@ class KernelFunction(NamedTuple):
 
     With `is_relocatable`, steps that differ in their addresses only (the layers of a model) share one call with
     symbolic addresses. Launches may then depend on the alignment of addresses (up to 256 bytes), on which
-    of them are equal, and on which constants directly follow others in memory, but not on the addresses' values. An
-    address, plus an offset, is passed as a DeviceArray, a `c_void_p`, or such a field of a structure.
+    of them are equal, and on which constants are adjacent in memory, but not on the values of addresses. An address,
+    plus an offset, is passed as a DeviceArray, a `c_void_p`, or a `c_void_p` field of a structure.
 
-    With `has_heuristics` a library (cuBLASLt) chooses the algorithm, which is slow for a size that is new to it.
+    With `has_heuristics` a library (cuBLASLt) chooses the algorithm, which is slow for a new size.
     """
 
     launches: Callable[[Call], Iterable[Work]]

@@ -23,14 +23,15 @@ class LaunchCache:
 
     def __init__(self, plan: Plan) -> None:
         positions = {name: position for position, name in enumerate(plan.symbols)}
-        self._depends = [sorted(positions[name] for name in _symbols_of(plan, step)) for step in plan.steps]
-        self._cached: list[OrderedDict[tuple[int, ...], list[Enqueue]]] = [OrderedDict() for _ in plan.steps]
+        self._symbol_positions = [sorted(positions[name] for name in _symbols_of(plan, step)) for step in plan.steps]
+        self._launches_by_step: list[OrderedDict[tuple[int, ...], list[Enqueue]]] = [OrderedDict() for _ in plan.steps]
 
     def get(
         self, position: int, symbols: tuple[int, ...], bind: Callable[[int, tuple[int, ...]], list[Enqueue]]
     ) -> list[Enqueue]:
         """Return the launches of a step for these symbols, cached or made by `bind`."""
-        cached, sizes = self._cached[position], tuple([symbols[index] for index in self._depends[position]])
+        cached = self._launches_by_step[position]
+        sizes = tuple([symbols[index] for index in self._symbol_positions[position]])
         launches = cached.get(sizes)
         if launches is None:
             launches = cached[sizes] = bind(position, symbols)

@@ -121,15 +121,15 @@ class KernelLibrary:
         return self._launcher(launch)(Parameters(launch.arguments)) if all(launch.grid) else _enqueue_nothing
 
     def bind_relocatable(self, launch: Launch) -> Relocate | None:
-        """As `bind_launch` for symbolic addresses: arguments are packed once and copied with other pointers."""
+        """Bind a launch with symbolic addresses: arguments are packed once, and copied with other pointers."""
         if not all(launch.grid):
             return lambda _: _enqueue_nothing
         template = Parameters(launch.arguments)
         pointers = template.pointers()
         if pointers is None:
             return None
-        found = [(offset, find_operand(pointer)) for offset, pointer in pointers]
-        relocations = [(offset, *operand) for offset, operand in found if operand is not None]
+        decoded = [(offset, find_operand(pointer)) for offset, pointer in pointers]
+        relocations = [(offset, *operand) for offset, operand in decoded if operand is not None]
         bind = self._launcher(launch)
 
         def relocate(bases: Sequence[int]) -> Enqueue:
@@ -175,7 +175,7 @@ class KernelLibrary:
 
 
 def _enqueue_nothing(_: int) -> None:
-    """Enqueue nothing: an empty grid."""
+    """The `Enqueue` of a launch with an empty grid, which launches nothing."""
 
 
 def _dotted(capability: tuple[int, int]) -> str:

@@ -1,6 +1,6 @@
 """Measured limits of a GPU: memory bandwidth of a device copy, and FLOP/s of a large matrix product.
 
-A product of fp8 has bfloat16 results.
+The output of the fp8 product is bfloat16.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _product_rate(
     import numpy as np
 
     size, out_dtype = _MATRIX_SIZE, DType.BFLOAT16 if dtype is DType.FLOAT8_E4M3FN else dtype
-    out, *buffers = (allocate(size * size * one.itemsize) for one in (out_dtype, dtype, dtype))
+    out, *buffers = (allocate(size * size * operand.itemsize) for operand in (out_dtype, dtype, dtype))
     # Random values: zeros would draw less power and so run faster than real operands.
     block = np.random.default_rng(0).standard_normal(_NUM_RANDOM_VALUES, np.float32).astype(dtype.numpy)
     values = np.resize(block, size * size)

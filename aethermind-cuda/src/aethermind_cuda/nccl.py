@@ -82,8 +82,8 @@ class NcclCommunicator:
             host, _, port = address.rpartition(":")
             endpoint = host, int(port)
             unique_id = bytes(unique.internal)
-            found = _serve_unique_id(unique_id, endpoint, size - 1) if rank == 0 else _fetch_unique_id(endpoint)
-            ctypes.memmove(ctypes.byref(unique), found, _ID_BYTES)
+            shared_id = _serve_unique_id(unique_id, endpoint, size - 1) if rank == 0 else _fetch_unique_id(endpoint)
+            ctypes.memmove(ctypes.byref(unique), shared_id, _ID_BYTES)
         self._call("ncclCommInitRank", ctypes.byref(self._handle), size, unique, rank)
 
     def close(self) -> None:
@@ -140,20 +140,22 @@ class NcclCommunicator:
         if length % self.size == 0:
             return self._bind("ncclAllGather", source, ctypes.c_void_p(out.address), part.nbytes, _BYTES)
         # Parts of unequal lengths: each rank broadcasts its own, grouped into one operation.
-        sends = []
+        broadcasts = []
         for rank in range(self.size):
             begin, end = self._share.bounds(length, rank)
             pointer = ctypes.c_void_p(out.address + begin * row_bytes)
-            from_ = source if rank == self.rank else pointer
+            send_buffer = source if rank == self.rank else pointer
             if end > begin:
-                sends.append(self._bind("ncclBroadcast", from_, pointer, (end - begin) * row_bytes, _BYTES, rank))
+                broadcasts.append(
+                    self._bind("ncclBroadcast", send_buffer, pointer, (end - begin) * row_bytes, _BYTES, rank)
+                )
         call = self._call
 
         def enqueue(stream: int) -> None:
             call("ncclGroupStart")
             try:
-                for send in sends:
-                    send(stream)
+                for broadcast in broadcasts:
+                    broadcast(stream)
             finally:
                 call("ncclGroupEnd")
 
@@ -218,4 +220,4 @@ def _stream_handle(stream: Stream) -> int:
 
 
 def _enqueue_nothing(_: int) -> None:
-    """Enqueue nothing: an empty collective."""
+    """The `Enqueue` of a collective without elements, which launches nothing."""

@@ -22,11 +22,11 @@ _NUMBERS = "bBhHiIlLqQfd?"
 """`ctypes` type codes."""
 
 _MAX_SIZE_ARGUMENT = 1 << 40
-"""Larger 64-bit integers are no sizes and may contain an address."""
+"""A larger 64-bit integer is not a size, so it may be an address."""
 
 
 class Parameters:
-    """A block of pointers to values, followed by the values; `address` is the block's.
+    """A block of memory with pointers to the values, followed by the values; `address` is the address of the block.
 
     `values` are ctypes values of the types of the kernel's parameters. Raises TypeError or OverflowError for values
     that no kernel takes.
@@ -35,7 +35,7 @@ class Parameters:
     __slots__ = ("_block", "_image", "_offsets", "_type", "address", "values")
 
     def __init__(self, arguments: Iterable[Any]) -> None:
-        self.values = [_packed(argument) for argument in arguments]
+        self.values = [_ctypes_value(argument) for argument in arguments]
         self._offsets: list[int] = []
         end = max(1, len(self.values)) * _POINTER_BYTES
         for value in self.values:
@@ -47,9 +47,9 @@ class Parameters:
             image[offset : offset + ctypes.sizeof(value)] = bytes(value)
         self._type = ctypes.c_char * end
         self._image = bytes(image)
-        self._place(self._image)
+        self._set_block(self._image)
 
-    def _place(self, image: bytes) -> None:
+    def _set_block(self, image: bytes) -> None:
         self._block = self._type.from_buffer_copy(image)
         self.address = address = ctypes.addressof(self._block)
         offsets = self._offsets
@@ -58,8 +58,8 @@ class Parameters:
     def pointers(self) -> list[tuple[int, int]] | None:
         """Offsets and values of the device pointers in the block, fields of structures among them.
 
-        None where pointers may be hidden: in arrays of other types, unions, bit fields, and integers too large for a
-        size.
+        None if there may be other pointers: in arrays of other types, unions, bit fields, and integers that are too
+        large for a size.
         """
         found: list[tuple[int, int]] = []
         for offset, value in zip(self._offsets, self.values, strict=True):
@@ -77,13 +77,13 @@ class Parameters:
         """A copy with other device pointers at these offsets of the block; `values` are shared with this one."""
         copy = object.__new__(type(self))
         copy.values, copy._offsets, copy._type, copy._image = self.values, self._offsets, self._type, self._image
-        copy._place(self._image)
+        copy._set_block(self._image)
         for offset, pointer in pointers:
             pack_into("Q", copy._block, offset, pointer)
         return copy
 
 
-def _packed(argument: Any) -> Any:
+def _ctypes_value(argument: Any) -> Any:
     """Convert an argument to the ctypes value of a kernel parameter."""
     if argument is None:
         return ctypes.c_void_p(0)
@@ -102,7 +102,7 @@ def _packed(argument: Any) -> Any:
 
 @cache
 def _fields(kind: Any) -> tuple[tuple[int, bool], ...] | None:
-    """Offsets of pointers (True) and of 64-bit integers (False); None where a type hides them."""
+    """Offsets of pointers (True) and of 64-bit integers (False); None for a type in which they cannot be found."""
     if issubclass(kind, ctypes.c_void_p):
         return ((0, True),)
     if issubclass(kind, ctypes._SimpleCData):

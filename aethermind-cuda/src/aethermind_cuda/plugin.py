@@ -1,4 +1,4 @@
-"""What this package registers: the device `cuda` and its kernels."""
+"""Plugin hooks: registers the device `cuda` and its kernels."""
 
 from __future__ import annotations
 

@@ -24,12 +24,12 @@ def probe() -> Probe:
     """Count GPUs by `libcuda` and check that the compiled kernels support them."""
     from aethermind_cuda.library import Cubins
 
-    answer = probe_driver()
-    if answer.is_available:
+    result = probe_driver()
+    if result.is_available:
         reason = Cubins().unsupported_reason(capability_of_first())
         if reason is not None:
-            return Probe(0, f"{_found(answer.count)}, but {reason}")
-    return answer
+            return Probe(0, f"{_num_gpus_found(result.count)}, but {reason}")
+    return result
 
 
 def probe_driver() -> Probe:
@@ -44,7 +44,7 @@ def probe_driver() -> Probe:
         return Probe(0, "the NVIDIA driver is installed and sees no GPU.")
     if status != _SUCCESS:
         return Probe(0, f"the NVIDIA driver answered with error {status}; see `nvidia-smi`.")
-    found = _found(count.value)
+    found = _num_gpus_found(count.value)
     version = ctypes.c_int()
     driver.cuDriverGetVersion(ctypes.byref(version))
     if version.value < _OLDEST_DRIVER:
@@ -57,7 +57,7 @@ def probe_driver() -> Probe:
     return Probe(count.value, f"{found} by the NVIDIA driver.")
 
 
-def _found(count: int) -> str:
+def _num_gpus_found(count: int) -> str:
     return f"{count} GPU(s) found"
 
 
@@ -73,9 +73,9 @@ def capability_of_first() -> tuple[int, int]:
 
 def open_backend() -> CudaBackend:
     """Open all GPUs of this machine; DeviceError states why none can be used."""
-    answer = probe()
-    if not answer.is_available:
-        raise DeviceError(f"Device 'cuda' cannot be opened: {answer.reason}")
+    result = probe()
+    if not result.is_available:
+        raise DeviceError(f"Device 'cuda' cannot be opened: {result.reason}")
     from aethermind_cuda.backend import CudaBackend
     from aethermind_cuda.cuda_bindings_driver import load_driver
 

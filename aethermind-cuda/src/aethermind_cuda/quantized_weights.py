@@ -21,9 +21,11 @@ GROUP_CHUNKS = 4
 _CHUNK_INPUTS = 32
 _GROUP_INPUTS = GROUP_CHUNKS * _CHUNK_INPUTS
 _THREADS = 4
+"""Threads of an MMA fragment that hold the inputs of one output."""
 _PAIRS = 4
-_WHOLE_ROW = 31
-"""log2 of a bound on the number of chunks."""
+"""Pairs of inputs of a chunk that a thread holds."""
+_LOG2_CHUNKS_OF_ROW = 31
+"""log2 of a bound on the number of chunks: the value for a scale block that is a whole row."""
 _VALUES_PER_PART = 1 << 21
 
 Array = Any
@@ -54,7 +56,7 @@ class QuantizedLayout:
     @property
     def log2_chunks(self) -> int:
         """log2 of the chunks of 32 inputs per scale block, as passed to kernels."""
-        return (self.format.block // _CHUNK_INPUTS).bit_length() - 1 if self.format.block else _WHOLE_ROW
+        return (self.format.block // _CHUNK_INPUTS).bit_length() - 1 if self.format.block else _LOG2_CHUNKS_OF_ROW
 
     @property
     def affine_term(self) -> int:
@@ -96,8 +98,8 @@ class QuantizedLayout:
 def quantized_pack(format: WeightFormat) -> Pack:
     """The `Pack` of a weight format: packs QuantizedWeights, and quantises floating-point arrays.
 
-    Floating-point arrays that are loaded to a GPU are quantised there; in mxfp4, in which checkpoints are published, on
-    the host.
+    Floating-point arrays that are loaded to a GPU are quantised there. In mxfp4 they are quantised on the host; this is
+    rare, because checkpoints are published in this format.
     """
 
     def pack_on_device(backend: Any, source: Array, destination: Any) -> None:
@@ -188,7 +190,7 @@ def _words(layout: QuantizedLayout, codes: Array, num_tiles: int) -> Array:
 
 
 def _unsigned(codes: Array, bits: int) -> Array:
-    """Unsigned codes: symmetric ones are shifted by their zero point; -1 and 1 become 0 and 1."""
+    """Unsigned codes: the zero point is added to symmetric codes; -1 and 1 become 0 and 1."""
     import numpy as np
 
     if codes.dtype == np.uint8:

@@ -14,26 +14,26 @@ ALIGNMENT = 256
 """A symbolic address equals its operand's address modulo this."""
 
 _OPERAND_BITS = 48
-_FIRST = 0x6B00
+_FIRST_TAG = 0x6B00
 """Tag in the upper 16 bits of a symbolic address, with the operand's number; no real address has it."""
 
 _MAX_OPERANDS = 256
-_MIDDLE = 1 << (_OPERAND_BITS - 1)
+_ADDEND_BIAS = 1 << (_OPERAND_BITS - 1)
 """Bias of the lower bits, so that addends may be negative."""
 
 
 def symbolic_address(index: int, misalignment: int) -> int:
     """The symbolic address of operand `index`, whose address modulo ALIGNMENT is `misalignment`."""
     assert 0 <= index < _MAX_OPERANDS
-    return (_FIRST + index << _OPERAND_BITS) + _MIDDLE + misalignment
+    return (_FIRST_TAG + index << _OPERAND_BITS) + _ADDEND_BIAS + misalignment
 
 
 def find_operand(address: int) -> tuple[int, int] | None:
     """Decode a symbolic address: the operand's number, and the offset from the operand's address rounded down to
     ALIGNMENT. None for other addresses.
     """
-    index = (address >> _OPERAND_BITS) - _FIRST
-    return (index, (address & (1 << _OPERAND_BITS) - 1) - _MIDDLE) if 0 <= index < _MAX_OPERANDS else None
+    index = (address >> _OPERAND_BITS) - _FIRST_TAG
+    return (index, (address & (1 << _OPERAND_BITS) - 1) - _ADDEND_BIAS) if 0 <= index < _MAX_OPERANDS else None
 
 
 def relocated_address(address: int, bases: Sequence[int]) -> int:

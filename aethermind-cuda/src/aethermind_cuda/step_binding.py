@@ -1,7 +1,8 @@
 """Binds the steps of a plan to launches for the sizes of a run.
 
-The layers of a model are the same steps at other addresses. Binding a step costs many times its launches, so one step
-of a kind is bound with symbolic addresses (see `relocation`), and the others are relocated copies of it.
+The layers of a model are the same steps at other addresses. Binding a step takes many times as long as its launches. So
+of the steps that differ in addresses only, one is bound with symbolic addresses (see `relocation`), and the others are
+relocated copies of it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _Kind = tuple[int, tuple[int, ...]]
 """The key of a template: the number of the kind by `_number_kinds`, and `_alignments`."""
 
 _Adjacent = tuple[tuple[int, int, int], ...]
-"""Operands of a step that begin where others end: position, position of the first one, offset in bytes."""
+"""Operands that directly follow others in memory: position, position of the first, and offset from it in bytes."""
 
 
 class StepBinder:
@@ -63,7 +64,7 @@ class StepBinder:
         return self.bind_alone(step, addresses_of_call.addresses)
 
     def choose_algorithms(self, symbols: tuple[int, ...]) -> None:
-        """Have libraries choose algorithms for runs with these symbols now, so that no run waits for that."""
+        """Let libraries choose algorithms for runs with these symbols now, so that no run waits for that."""
         self._set_sizes(symbols)
         first_positions = {kind: position for position, kind in reversed([*enumerate(self._kinds)])}
         for position in first_positions.values():
@@ -140,11 +141,11 @@ def _call(step: Step, sizes: Mapping[str, int], addresses: Sequence[int], facts:
 
 
 def _cannot_relocate(_: LaunchBinder) -> None:
-    """The default of work without `bind_relocatable`."""
+    """The `bind_relocatable` of work that has no such method."""
 
 
 def _adjacent(operands: Iterable[Operand], memory: MemoryMap) -> _Adjacent:
-    """The constants of a step that begin where others of its constants end."""
+    """The constants of a step that are adjacent in memory to earlier constants of it."""
     found: list[tuple[int, int, int]] = []
     ends: dict[int, tuple[int, int]] = {}
     for position, operand in enumerate(operands):

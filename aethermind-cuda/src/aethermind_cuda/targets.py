@@ -1,4 +1,4 @@
-"""Compatibility of compiled targets with GPUs."""
+"""Which compiled targets (such as 80 or 90a) run on a GPU, by its compute capability."""
 
 from __future__ import annotations
 

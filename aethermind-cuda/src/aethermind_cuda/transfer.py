@@ -44,14 +44,14 @@ class CudaTransfer(DataTransfer):
 
     def fill(self, destination: Tensor, byte: int, stream: Stream | None = None) -> None:
         check_fill(destination, byte)
-        temporary = self._streams.create(destination.buffer.device.index) if stream is None else None
-        used = temporary or stream
-        assert isinstance(used, CudaStream), "the stream is of another backend"
-        handle = used.handle
+        own_stream = self._streams.create(destination.buffer.device.index) if stream is None else None
+        target_stream = own_stream or stream
+        assert isinstance(target_stream, CudaStream), "the stream is of another backend"
+        handle = target_stream.handle
         if destination.nbytes:
             self._driver.fill(destination.address, byte, destination.nbytes, handle)
-        if temporary is not None:
-            temporary.destroy()
+        if own_stream is not None:
+            own_stream.destroy()
 
     def stats(self) -> TransferStats:
         return self._stats

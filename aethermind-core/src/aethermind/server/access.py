@@ -48,7 +48,7 @@ class Quota:
     """
 
     max_concurrency: int | None = None
-    """Maximum number of answers that are queued or being generated at the same time."""
+    """Maximum number of completions that are queued or being generated at the same time."""
     requests_per_minute: int | None = None
     """Maximum number of requests admitted per minute."""
     tokens_per_minute: int | None = None
@@ -81,7 +81,7 @@ class Tenant:
         return hashlib.blake2b((cache_salt or "").encode(), key=self.id.encode()[:64], digest_size=16).digest()
 
     def session_name(self, session_id: str) -> str:
-        """The engine's name of one of its sessions; with "" what all their names begin with."""
+        """The engine's name for one of its sessions. With an empty `session_id`, the common prefix of all of them."""
         return f"{self.id}/{session_id}"
 
     def bounded_priority(self, requested: int | None) -> int:
@@ -124,9 +124,9 @@ class Tenants:
         """The owner of a key; None for an unknown key. The time it takes does not depend on the key."""
         if not self._by_hash:
             return ANONYMOUS
-        given, found = hashlib.sha256(key.encode()).digest(), None
+        sent, found = hashlib.sha256(key.encode()).digest(), None
         for known, tenant in self._by_hash:
-            if hmac.compare_digest(given, known):
+            if hmac.compare_digest(sent, known):
                 found = tenant
         return found
 
@@ -168,8 +168,8 @@ def _id_of(hashed: str) -> str:
     return hashlib.blake2b(bytes.fromhex(hashed), digest_size=16, person=b"aethermind").hexdigest()
 
 
-_LIMITS = tuple(item.name for item in fields(Quota))
-_FIELDS = ("name", "key", "key_sha256", "priority", *_LIMITS)
+_QUOTA_FIELDS = tuple(item.name for item in fields(Quota))
+_KEY_FILE_FIELDS = ("name", "key", "key_sha256", "priority", *_QUOTA_FIELDS)
 
 
 def _read_key_file(file: Path, quota: Quota) -> Iterator[tuple[str, Tenant]]:
@@ -180,9 +180,11 @@ def _read_key_file(file: Path, quota: Quota) -> Iterator[tuple[str, Tenant]]:
     for number, entry in enumerate(entries, 1):
         where = f"{file}: entry {number} of keys"
         if not isinstance(entry, dict):
-            raise SettingsError(f"{where} should be a mapping with {', '.join(_FIELDS)}.")
-        if unknown := sorted(map(str, set(entry) - set(_FIELDS))):
-            raise SettingsError(f"{where} has an unknown field {unknown[0]!r}; the fields are {', '.join(_FIELDS)}.")
+            raise SettingsError(f"{where} should be a mapping with {', '.join(_KEY_FILE_FIELDS)}.")
+        if unknown := sorted(map(str, set(entry) - set(_KEY_FILE_FIELDS))):
+            raise SettingsError(
+                f"{where} has an unknown field {unknown[0]!r}; the fields are {', '.join(_KEY_FILE_FIELDS)}."
+            )
         yield _read_entry(entry, number, where, quota)
 
 
@@ -206,7 +208,7 @@ def _read_entry(entry: dict[str, Any], number: int, where: str, quota: Quota) ->
     if priority is not None and (isinstance(priority, bool) or not isinstance(priority, int)):
         raise SettingsError(f"{where}: priority should be an integer; smaller is more urgent.")
     try:
-        entry_quota = Quota(**{limit: entry.get(limit, getattr(quota, limit)) for limit in _LIMITS})
+        entry_quota = Quota(**{limit: entry.get(limit, getattr(quota, limit)) for limit in _QUOTA_FIELDS})
     except InvalidArgumentError as error:
         raise SettingsError(f"{where}: {error}") from None
     return hashed, Tenant(name, _id_of(hashed), entry_quota, priority)
@@ -233,10 +235,10 @@ _PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/version"})
 """Paths that need no API key. The chat page is public because it asks for the key; its API calls need the key."""
 
 _ADMIN_PATHS = "/admin/"
-"""The beginning of paths that need the admin key instead of an API key."""
+"""Prefix of the paths that need the admin key instead of an API key."""
 
 LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-"""Paths outside `/admin/` that need the admin key, too."""
+"""Paths outside of `/admin/` that also need the admin key."""
 
 _NO_ADMIN_KEY = "This server was started without an admin key. Start it with --admin-key to use {path}."
 _WRONG_ADMIN_KEY = "The admin key is missing or wrong; send it as `Authorization: Bearer KEY`."
@@ -259,11 +261,11 @@ class AccessMiddleware:
     With `only_local` the Host header has to name this machine, and the Origin header, if there is one, the server's own
     page or one of `origins`. The first check defeats DNS rebinding, the second cross-site requests.
 
-    Paths below `/admin/` need the key whose hash is `admin_key_hash`, and no API key opens them; without it they get a
-    403.
+    Paths below `/admin/` need the key whose hash is `admin_key_hash`; API keys are not accepted there. If
+    `admin_key_hash` is None, these paths get a 403.
 
-    A POST to a path in `admitted` (those that generate) gets a 429 or 503 before its body is read if `admission` has no
-    capacity for one more answer, so that an overloaded server rejects at the least cost.
+    A POST to a path in `admission_paths` (completions and embeddings) gets a 429 or 503 before its body is read if
+    `admission` has no capacity for one more completion, so that an overloaded server rejects at the least cost.
     """
 
     def __init__(
@@ -272,7 +274,7 @@ class AccessMiddleware:
         tenants: Tenants,
         admission: AdmissionController,
         *,
-        admitted: Set[str],
+        admission_paths: Set[str],
         max_header_bytes: int,
         only_local: bool,
         origins: Set[str],
@@ -281,7 +283,7 @@ class AccessMiddleware:
         self._app = app
         self._tenants = tenants
         self._admission = admission
-        self._admitted = admitted
+        self._admission_paths = admission_paths
         self._max_header_bytes = max_header_bytes
         self._only_local = only_local
         self._origins = origins
@@ -316,7 +318,7 @@ class AccessMiddleware:
             return ApiError(
                 401, "The API key is missing or wrong; send it as `Authorization: Bearer KEY`.", code="invalid_api_key"
             )
-        if scope["method"] == "POST" and scope["path"] in self._admitted:
+        if scope["method"] == "POST" and scope["path"] in self._admission_paths:
             scope["state"]["record"].route = scope["path"]
             try:
                 self._admission.check_capacity()
@@ -381,6 +383,6 @@ def _tenant(scope: Scope, tenants: Tenants) -> Tenant | None:
 
 def _key_of(scope: Scope) -> str:
     """The key that a request sends, empty for none. The scheme is case-insensitive (RFC 9110, 11.1)."""
-    given = header_of(scope, b"authorization") or ""
-    scheme, _, key = given.partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else given
+    sent = header_of(scope, b"authorization") or ""
+    scheme, _, key = sent.partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else sent

@@ -67,18 +67,19 @@ def _present_name(name: str) -> str:
 @_accepts_renamed_limits
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on the requests of all clients together. InvalidArgumentError for a limit that admits no request, or is
-    not less than `MAX_LIMIT`.
+    """Limits on the requests of all clients together.
+
+    InvalidArgumentError for a limit that is 0 or less, or `MAX_LIMIT` or more.
 
     The names `max_open_requests`, `idle_timeout_s` and `slow_reader_timeout_s` are deprecated aliases.
     """
 
     max_concurrent_requests: int = 256
-    """Answers that are queued or generated at once; further requests get a 429."""
+    """Completions that are queued or generated at once; further requests get a 429."""
     max_queued_requests: int = 256
-    """Answers among them that have no token yet."""
+    """Completions among them that have no token yet."""
     max_queued_tokens: int = 1 << 20
-    """Prompt tokens of these answers."""
+    """Prompt tokens of these completions."""
     max_body_bytes: int = 4 << 20
     """Bytes of a request's body."""
     max_header_bytes: int = 64 << 10
@@ -86,7 +87,7 @@ class Limits:
     max_json_depth: int = 64
     """Nesting depth of lists and objects in a body."""
     request_timeout_s: float = 600.0
-    """Seconds in which an answer has to be finished."""
+    """Seconds in which a completion has to be finished."""
     keep_alive_timeout_s: float = 60.0
     """Seconds for which a connection may be idle between requests and while a request is received."""
     send_timeout_s: float = 30.0
@@ -95,10 +96,12 @@ class Limits:
     """Seconds that requests in flight have to finish when the server stops."""
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
+        for limit in fields(self):
+            value = getattr(self, limit.name)
             if not 0 < value < MAX_LIMIT:
-                raise InvalidArgumentError(f"{item.name} should be more than 0 and less than 2**40, got {value!r:.40}.")
+                raise InvalidArgumentError(
+                    f"{limit.name} should be more than 0 and less than 2**40, got {value!r:.40}."
+                )
 
     if not TYPE_CHECKING:
 
@@ -119,8 +122,8 @@ class SlidingSum:
         """Add `amount` in the second of `now`."""
         second = math.floor(now)
         if self._seconds and self._seconds[-1][0] >= second:
-            last, held = self._seconds.pop()
-            self._seconds.append((last, held + amount))
+            last, previous = self._seconds.pop()
+            self._seconds.append((last, previous + amount))
         else:
             self._seconds.append((second, amount))
         self._total += amount
@@ -156,8 +159,8 @@ class _Usage:
 class OutputTokenBudget(NamedTuple):
     """The upper bound of a request's output tokens, and the field of the request that sets it.
 
-    `field` is None if the client set no bound. The answer may then fill the context, which few answers do, so a tenant
-    with a token quota reserves no more than is left of it.
+    `field` is None if the client set no bound. The output may then fill the context. Little output does, so a tenant
+    with a token quota reserves at most what is left of its quota.
     """
 
     num_tokens: int = 0
@@ -172,7 +175,7 @@ class AdmissionController:
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
-        """May be replaced; requests from then on are checked against the new limits."""
+        """The limits in force. They may be replaced at any time; later requests are checked against the new limits."""
         self._clock = clock
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -198,61 +201,66 @@ class AdmissionController:
         await self._is_empty.wait()
 
     @contextmanager
-    def admit(self, num_answers: int = 1, tenant: Tenant = ANONYMOUS, field: str = "n") -> Iterator[AdmissionTicket]:
-        """Admit a request for some answers; its ticket is released when the context is left.
+    def admit(
+        self, num_completions: int = 1, tenant: Tenant = ANONYMOUS, field: str = "n"
+    ) -> Iterator[AdmissionTicket]:
+        """Admit a request for some completions; its ticket is released when the context is left.
 
         ApiError 503 while the server stops, 429 if a limit or the tenant's quota is reached, 400 naming `field` if the
         request exceeds one by itself.
         """
-        self._check_satisfiable(num_answers, tenant, field)
-        self.check_capacity(num_answers)
+        self._check_satisfiable(num_completions, tenant, field)
+        self.check_capacity(num_completions)
         usage = self._usages.setdefault(tenant.id, _Usage())
-        self._check_quota(tenant, usage, num_answers)
+        self._check_quota(tenant, usage, num_completions)
         usage.requests.add(1, self._clock())
-        usage.num_open += num_answers
-        self.num_open += num_answers
-        self.num_queued += num_answers
+        usage.num_open += num_completions
+        self.num_open += num_completions
+        self.num_queued += num_completions
         self._is_empty.clear()
-        ticket = AdmissionTicket(self, tenant, num_answers)
+        ticket = AdmissionTicket(self, tenant, num_completions)
         try:
             yield ticket
         finally:
             ticket.release()
-            usage.num_open -= num_answers
-            self.num_open -= num_answers
+            usage.num_open -= num_completions
+            self.num_open -= num_completions
             if not self.num_open:
                 self._is_empty.set()
 
-    def check_capacity(self, num_answers: int = 1) -> None:
-        """ApiError 503 while the server stops, 429 if its limits leave no capacity for these answers."""
+    def check_capacity(self, num_completions: int = 1) -> None:
+        """ApiError 503 while the server stops, 429 if its limits leave no capacity for these completions."""
         if self.is_draining:
             raise draining()
         limits = self.limits
-        if self.num_open + num_answers > limits.max_concurrent_requests:
+        if self.num_open + num_completions > limits.max_concurrent_requests:
             raise _too_many(
-                f"The server has {self.num_open} answers open and takes {limits.max_concurrent_requests}", "overloaded"
+                f"The server has {self.num_open} completions open and takes {limits.max_concurrent_requests}",
+                "overloaded",
             )
-        if self.num_queued + num_answers > limits.max_queued_requests:
+        if self.num_queued + num_completions > limits.max_queued_requests:
             raise _too_many(
-                f"{self.num_queued} answers wait to begin, and {limits.max_queued_requests} may", "queue_full"
+                f"{self.num_queued} completions wait to begin, and {limits.max_queued_requests} may", "queue_full"
             )
 
-    def _check_satisfiable(self, num_answers: int, tenant: Tenant, field: str) -> None:
+    def _check_satisfiable(self, num_completions: int, tenant: Tenant, field: str) -> None:
         bounds = [
             (self.limits.max_concurrent_requests, "overloaded"),
             (self.limits.max_queued_requests, "queue_full"),
             (tenant.quota.max_concurrency, "key_concurrency"),
         ]
         limit, code = min((limit, code) for limit, code in bounds if limit is not None)
-        if num_answers > limit:
-            message = f"The request is for {num_answers} answers at once, and may be for {limit}. Ask for fewer."
+        if num_completions > limit:
+            message = (
+                f"The request is for {num_completions} completions at once, and may be for {limit}. Ask for fewer."
+            )
             raise ApiError(400, message, param=field, code=code)
 
-    def _check_quota(self, tenant: Tenant, usage: _Usage, num_answers: int) -> None:
+    def _check_quota(self, tenant: Tenant, usage: _Usage, num_completions: int) -> None:
         quota, now = tenant.quota, self._clock()
         limit = quota.max_concurrency
-        if limit is not None and usage.num_open + num_answers > limit:
-            raise _too_many(f"This key has {usage.num_open} answers open and may have {limit}", "key_concurrency")
+        if limit is not None and usage.num_open + num_completions > limit:
+            raise _too_many(f"This key has {usage.num_open} completions open and may have {limit}", "key_concurrency")
         limit = quota.requests_per_minute
         if limit is not None and (wait := usage.requests.wait_s(limit - 1, now)):
             raise _too_many(f"This key may make {limit} requests a minute", "key_request_rate", wait)
@@ -266,19 +274,19 @@ class AdmissionController:
         ApiError 429 if they exceed what is left of a limit or quota, 400 if they exceed a quota by themselves.
         """
         limit = self.limits.max_queued_tokens
-        # A prompt longer than the whole queue is admitted to an empty queue; otherwise it never would be.
+        # A prompt with more tokens than the limit is admitted if the queue is empty. Otherwise it would never be.
         if self.num_queued_tokens and self.num_queued_tokens + num_tokens > limit:
             raise _too_many(
                 f"{self.num_queued_tokens} prompt tokens wait to be read, and {limit} may", "token_queue_full"
             )
-        reserved = self._reservation(tenant, num_tokens, output)
+        reserved = self._num_to_reserve(tenant, num_tokens, output)
         usage = self._usages[tenant.id]
         usage.num_reserved += reserved
         usage.tokens.add(num_tokens, self._clock())
         self.num_queued_tokens += num_tokens
         return reserved
 
-    def _reservation(self, tenant: Tenant, num_tokens: int, output: OutputTokenBudget) -> int:
+    def _num_to_reserve(self, tenant: Tenant, num_tokens: int, output: OutputTokenBudget) -> int:
         usage, now, quota = self._usages[tenant.id], self._clock(), tenant.quota.tokens_per_minute
         if quota is None:
             return 0
@@ -287,15 +295,15 @@ class AdmissionController:
             remedy = "Shorten it." if num_tokens > quota else f"Lower {output.field}."
             raise ApiError(
                 400,
-                f"The prompt has {num_tokens} tokens and its answer up to {requested}, and this key may use {quota} a "
+                f"The prompt has {num_tokens} tokens and its output up to {requested}, and this key may use {quota} a "
                 f"minute. {remedy}",
                 param=None if num_tokens > quota else output.field,
                 code="key_token_rate",
             )
         if wait := _wait_s(usage, quota - num_tokens - requested, now):
             raise _too_many(f"This key may use {quota} tokens a minute", "key_token_rate", wait)
-        left = quota - usage.tokens.total(now) - usage.num_reserved - num_tokens
-        return min(output.num_tokens, left)
+        remaining = quota - usage.tokens.total(now) - usage.num_reserved - num_tokens
+        return min(output.num_tokens, remaining)
 
     def charge(self, tenant: Tenant, num_tokens: int) -> None:
         """Count output tokens as used by a tenant."""
@@ -307,11 +315,11 @@ class AdmissionController:
 
 
 class AdmissionTicket:
-    """What one admitted request holds: a place in the queue until its answer begins, and reserved tokens. Mutable."""
+    """What one admitted request holds: places in the queue until output begins, and reserved tokens. Mutable."""
 
-    def __init__(self, admission: AdmissionController, tenant: Tenant, num_answers: int) -> None:
+    def __init__(self, admission: AdmissionController, tenant: Tenant, num_completions: int) -> None:
         self._admission = admission
-        self._num_queued = num_answers
+        self._num_queued = num_completions
         self._num_queued_tokens = 0
         self._num_reserved = 0
         self.tenant = tenant
@@ -322,7 +330,7 @@ class AdmissionTicket:
         self._num_queued_tokens = num_tokens
 
     def leave_queue(self) -> None:
-        """Give up the place in the queue, as the answer has begun or the request ends. Further calls do nothing."""
+        """Leave the queue, because output has begun or the request ends. Further calls do nothing."""
         if not self._num_queued:
             return
         self._admission.num_queued -= self._num_queued
@@ -346,10 +354,10 @@ class AdmissionTicket:
 
 def _wait_s(usage: _Usage, limit: int, now: float) -> float:
     """Seconds until at most `limit` tokens are used and reserved; 1 if that depends on the release of reservations."""
-    left = limit - usage.num_reserved
-    return usage.tokens.wait_s(max(left, 0), now) or (1.0 if left < 0 else 0.0)
+    unreserved = limit - usage.num_reserved
+    return usage.tokens.wait_s(max(unreserved, 0), now) or (1.0 if unreserved < 0 else 0.0)
 
 
-def _too_many(what: str, code: str, wait_s: float = 1.0) -> ApiError:
+def _too_many(reason: str, code: str, wait_s: float = 1.0) -> ApiError:
     seconds = max(1, math.ceil(min(wait_s, WINDOW_S)))
-    return ApiError(429, f"{what}; try again in {seconds} s.", code=code, retry_after_s=seconds)
+    return ApiError(429, f"{reason}; try again in {seconds} s.", code=code, retry_after_s=seconds)

@@ -61,8 +61,8 @@ def create_app(
 
     With `tenants`, clients need the API key of one. With `only_local`, requests have to name this machine as their
     host. Web pages of `origins` may call the API as the server's own page does; `*` allows all. Prompts are logged only
-    with `log_prompts`; each request is a span of `tracing`. Unknown fields of requests are ignored, or errors with
-    `strict_requests`. `admin_key` opens the paths below `/admin/`; without it they are closed.
+    with `log_prompts`. With `tracing`, each request is a span. Unknown fields of requests are ignored, or with
+    `strict_requests` an error. Without an `admin_key` the paths below `/admin/` are disabled.
     """
     tenants = tenants or Tenants()
     app = FastAPI(title="AetherMind", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -79,7 +79,7 @@ def create_app(
         AccessMiddleware,
         tenants=tenants,
         admission=state.admission,
-        admitted=_post_paths(openai_routes),
+        admission_paths=_post_paths(openai_routes),
         max_header_bytes=state.limits.max_header_bytes,
         only_local=only_local,
         origins=frozenset(origins),

@@ -22,20 +22,20 @@ router = APIRouter()
 class CancelScope:
     """A context that cancels its body as soon as one of its futures is done; execution continues after the block.
 
-    It works as `asyncio.timeout` does: one task and a callback for each future. A task for the body and one for each
-    future would do the same at a much higher cost for short answers.
+    It works as `asyncio.timeout` does: the body runs in the current task, and each future gets a callback. Separate
+    tasks for the body and for each future would cost much more for short completions.
     """
 
     def __init__(self, *futures: asyncio.Future[Any]) -> None:
         self._futures = futures
         self._task: asyncio.Task[Any] | None = None
-        self._num_cancelled = 0
+        self._num_earlier_cancellations = 0
         self._has_cancelled = False
 
     def __enter__(self) -> None:
         self._task = task = asyncio.current_task()
         assert task is not None
-        self._num_cancelled = task.cancelling()
+        self._num_earlier_cancellations = task.cancelling()
         for future in self._futures:
             future.add_done_callback(self._cancel)
 
@@ -54,7 +54,7 @@ class CancelScope:
         if not self._has_cancelled:
             return False
         # If the task was also cancelled from outside, CancelledError has to propagate.
-        return task.uncancel() <= self._num_cancelled and kind is asyncio.CancelledError
+        return task.uncancel() <= self._num_earlier_cancellations and kind is asyncio.CancelledError
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result | None:
@@ -83,22 +83,22 @@ class InFlightRequests:
         abort: Callable[[], None],
         client_id: str | None = None,
     ) -> Iterator[None]:
-        """Register a request while the context is open. `cancel` ends its answer; `abort` closes its connection.
+        """Register a request while the context is open. `cancel` ends its output; `abort` closes its connection.
 
         `client_id` is the id that the client gave it, which several requests may share.
         """
-        key, named = _key(request_id), (tenant_id, client_id or "")
+        key, client_key = _key(request_id), (tenant_id, client_id or "")
         self._requests[key] = _InFlightRequest(tenant_id, cancel, abort)
         if client_id is not None:
-            self._keys_by_client_id.setdefault(named, set()).add(key)
+            self._keys_by_client_id.setdefault(client_key, set()).add(key)
         try:
             yield
         finally:
             del self._requests[key]
             if client_id is not None:
-                self._keys_by_client_id[named].remove(key)
-                if not self._keys_by_client_id[named]:
-                    del self._keys_by_client_id[named]
+                self._keys_by_client_id[client_key].remove(key)
+                if not self._keys_by_client_id[client_key]:
+                    del self._keys_by_client_id[client_key]
 
     def cancel(self, request_id: str, tenant_id: str) -> bool:
         """Cancel the tenant's request with this id, or its requests with this client id; False if there is none."""

@@ -1,4 +1,4 @@
-"""Runs the prompts of an HTTP request concurrently, and streams the events of their answers or returns them whole.
+"""Generates the completions of an HTTP request: runs its prompts concurrently, streams their events or collects them.
 
 Each endpoint implements `ResponseBuilder`, which builds its response body or its events.
 """
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from aethermind.server.served_model import ServedModel
 
     _Delta = tuple[int, OutputDelta]
-    """The index of a prompt, and new output of its answers."""
+    """The index of a prompt, and new output of its completions."""
 
-__all__ = ["Generation", "PromptState", "ResponseBuilder", "answer_id", "stream_events", "usage_of"]
+__all__ = ["Generation", "PromptState", "ResponseBuilder", "response_id", "stream_events", "token_usage"]
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class PromptState:
     token_ids: Sequence[int]
     logprobs: list[dict[int, Logprob] | None] | None = None
     num_output_tokens: int = 0
-    """Output tokens of all answers to the prompt."""
+    """Output tokens of all completions to the prompt."""
     num_cached_tokens: int = 0
 
     @classmethod
@@ -77,7 +77,7 @@ class ResponseBuilder(ABC):
 
     @abstractmethod
     def delta_events(self, index: int, delta: CompletionDelta, prompt: PromptState) -> Iterable[Event]:
-        """The events for a delta of the choice `index`, an answer to `prompt`."""
+        """The events for a delta of the choice `index`, a completion to `prompt`."""
 
     def initial_events(self) -> Iterable[Event]:
         """The events before the first delta."""
@@ -88,12 +88,12 @@ class ResponseBuilder(ABC):
         """The events after the last delta."""
 
 
-def answer_id(request_id: str, prefix: str) -> str:
-    """The id of an answer, such as `chatcmpl-…`. Its request can be cancelled by it, too."""
+def response_id(request_id: str, prefix: str) -> str:
+    """The id of a response object, such as `chatcmpl-…`. A client can cancel the request by this id, too."""
     return prefix + request_id.removeprefix("req_")
 
 
-def usage_of(prompts: Sequence[PromptState]) -> dict[str, Any]:
+def token_usage(prompts: Sequence[PromptState]) -> dict[str, Any]:
     """Token counts, in OpenAI's names."""
     num_prompt = sum(len(prompt.token_ids) for prompt in prompts)
     num_output = sum(prompt.num_output_tokens for prompt in prompts)
@@ -106,16 +106,16 @@ def usage_of(prompts: Sequence[PromptState]) -> dict[str, Any]:
 
 
 _STREAM_HOLD_S = 1 / 30
-"""Seconds over which tokens of a stream are coalesced, too short to be noticed. Where steps take half of it or longer,
-each token is an event of its own (see `OutputCoalescer`). Where steps are faster, an event costs more than a token.
+"""Seconds over which tokens of a stream are coalesced, too short to be noticed. If steps take half of this or longer,
+each token is an event of its own (see `OutputCoalescer`). If steps are faster, an event costs more than a token.
 """
 
-_WHOLE_HOLD_S = 0.25
-"""Seconds over which tokens of a whole response are coalesced: the interval at which metrics count them."""
+_FULL_RESPONSE_HOLD_S = 0.25
+"""Seconds over which tokens of other responses are coalesced: the interval at which metrics count them."""
 
 
 class Generation:
-    """Generates the answers to one HTTP request. Each prompt is an engine request of its own. Used once."""
+    """Generates the completions of one HTTP request. Each prompt is an engine request of its own. Used once."""
 
     def __init__(
         self,
@@ -138,12 +138,12 @@ class Generation:
         self._metrics = metrics
 
     def cancel(self) -> bool:
-        """Abort all answers, which end with their output so far; False if none was open."""
-        was_open = [self._model.engine.abort(self._request_id(index)) for index in range(self._num_prompts)]
-        return any(was_open)
+        """Abort all completions, which end with their output so far; False if none was open."""
+        aborted = [self._model.engine.abort(self._request_id(index)) for index in range(self._num_prompts)]
+        return any(aborted)
 
-    async def whole(self, prompts: Sequence[EnginePrompt]) -> list[RequestOutput]:
-        """All finished answers, in the order of the prompts. The first error ends all."""
+    async def outputs(self, prompts: Sequence[EnginePrompt]) -> list[RequestOutput]:
+        """Wait for all completions; returns the outputs in the order of the prompts. The first error cancels all."""
         self._num_prompts = len(prompts)
         if len(prompts) == 1:
             return [await self._final_output(0, prompts[0])]
@@ -152,7 +152,7 @@ class Generation:
         return [task.result() for task in tasks]
 
     def deltas(self, prompts: Sequence[EnginePrompt]) -> AsyncGenerator[_Delta, None]:
-        """Yield new output of any prompt's answers, until all are finished."""
+        """Yield new output of any prompt's completions, until all are finished."""
         self._num_prompts = len(prompts)
         return self._deltas_of(0, prompts[0]) if len(prompts) == 1 else self._merged(prompts)
 
@@ -172,13 +172,13 @@ class Generation:
         try:
             num_open = len(tasks)
             while num_open:
-                item = await queue.get()
-                if isinstance(item, Exception):
-                    raise item
-                if item is None:
+                received = await queue.get()
+                if isinstance(received, Exception):
+                    raise received
+                if received is None:
                     num_open -= 1
                 else:
-                    yield item
+                    yield received
         finally:
             for task in tasks:
                 task.cancel()
@@ -198,7 +198,7 @@ class Generation:
             options=self._options,
             request_id=self._request_id(index),
             timeout_s=self._timeout_s,
-            hold_s=_STREAM_HOLD_S if self._record.is_stream else _WHOLE_HOLD_S,
+            hold_s=_STREAM_HOLD_S if self._record.is_stream else _FULL_RESPONSE_HOLD_S,
         )
         generation = GenerationRecord(self._model.name, record.arrived_s, params)
         record.generations.append(generation)
@@ -224,26 +224,26 @@ async def stream_events(
     builder: ResponseBuilder,
     *,
     prompts: Sequence[EnginePrompt],
-    num_answers: int,
+    num_completions: int,
 ) -> AsyncGenerator[EventBatch, None]:
-    """Yield the events of a streamed response: a beginning, those of each delta of the `num_answers` answers to each
-    prompt, and an end, in one batch with the last delta.
+    """Yield the events of a streamed response: the initial ones, those of each delta, and the final ones in a batch
+    with those of the last delta. Each prompt has `num_completions` completions.
     """
     yield EventBatch(list(builder.initial_events()))
     states = [PromptState.initial(prompt) for prompt in prompts]
     num_open = len(prompts)
-    item: _Delta | None = await first
-    while item is not None:
-        prompt_index, delta = item
+    indexed_delta: _Delta | None = await first
+    while indexed_delta is not None:
+        prompt_index, delta = indexed_delta
         state = states[prompt_index]
         state.add(delta)
         events: list[Event] = []
         for completion in delta.completions:
-            # Without any of these, its text is held back: an incomplete character, or a possible stop string.
+            # A delta without any of these has tokens only: its text ends within a character or a possible stop string.
             if completion.text or completion.finish_reason is not None or completion.logprobs:
-                events += builder.delta_events(prompt_index * num_answers + completion.index, completion, state)
+                events += builder.delta_events(prompt_index * num_completions + completion.index, completion, state)
         num_open -= delta.finished
         if not num_open:
             events += builder.final_events(states)
         yield EventBatch(events, is_last=not num_open)
-        item = await anext(others, None)
+        indexed_delta = await anext(others, None)

@@ -63,7 +63,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._num_header_bytes = 0
         self._is_reading_headers = True
         self._is_reading_body = False
-        self._num_unanswered = 0
+        self._num_pending_responses = 0
         self._has_failed = False
         self._error = b""
         self._timer: asyncio.TimerHandle | None = None
@@ -104,15 +104,16 @@ class _BoundedProtocol(HttpToolsProtocol):
         Java's HttpClient asks for an upgrade to HTTP/2 in its first request. The parser does not parse the body behind
         such headers, because it treats the body as data of the upgraded protocol.
         """
-        kept = [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
-        if len(kept) == len(self.headers):  # no Upgrade header: a CONNECT request, which cannot be parsed further
+        other_headers = [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        if len(other_headers) == len(self.headers):
+            # There is no Upgrade header: this is a CONNECT request, which cannot be parsed further.
             self.send_400_response("")
             return
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         # A parser that has seen `Connection: close` parses nothing more, so a new one is needed.
         self.parser = HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self._feed(b"%s %s HTTP/%s\r\n%s\r\n" % (method, self.url, version, b"".join(kept)) + rest)
+        self._feed(b"%s %s HTTP/%s\r\n%s\r\n" % (method, self.url, version, b"".join(other_headers)) + rest)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -141,7 +142,7 @@ class _BoundedProtocol(HttpToolsProtocol):
             return
         super().on_headers_complete()
         self._is_reading_body = True
-        self._num_unanswered += 1
+        self._num_pending_responses += 1
         if self.scope["http_version"] == "1.0":
             _disable_chunked_encoding(self.cycle)
         self.scope["state"] |= {
@@ -152,9 +153,9 @@ class _BoundedProtocol(HttpToolsProtocol):
         }
 
     def on_response_complete(self) -> None:
-        self._num_unanswered -= 1
+        self._num_pending_responses -= 1
         super().on_response_complete()
-        if self._has_failed and not self._num_unanswered:
+        if self._has_failed and not self._num_pending_responses:
             self._send_error()
 
     def _abort(self, cycle: RequestResponseCycle) -> None:
@@ -208,7 +209,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._error = _ERROR_HEAD % (status, _REASONS[status], len(body)) + body
         if self._is_reading_body:
             self._abandon(self.cycle)
-        if not self._num_unanswered:
+        if not self._num_pending_responses:
             self._send_error()
 
     def _abandon(self, cycle: RequestResponseCycle) -> None:
@@ -216,8 +217,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         if cycle.response_started:
             self._error = b""
             return
-        self._num_unanswered -= 1
-        self.pipeline = deque(waiting for waiting in self.pipeline if waiting[0] is not cycle)
+        self._num_pending_responses -= 1
+        self.pipeline = deque(queued for queued in self.pipeline if queued[0] is not cycle)
         cycle.disconnected = True
         cycle.message_event.set()
 

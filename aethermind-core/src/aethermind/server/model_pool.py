@@ -1,13 +1,13 @@
-"""The models of a server: loaded at first use, and unloaded when they are idle or others need their place.
+"""The models of a server: loaded at first use, and unloaded when they are idle or others need their memory.
 
-A request leases its model until its answer ends. A leased model is never unloaded. Requests for models that are not
+A request leases its model until its response ends. A leased model is never unloaded. Requests for models that are not
 loaded wait in a queue, in order of arrival, so that none starves:
 
     unloaded ── first request ──► loading ──► loaded ── idle, and evicted or past its TTL ──► unloading ──► unloaded
                                      └─ error ──► failed ── request after a back-off ──► loading
 
-If all places are taken, the idle model that was used least recently is evicted. If none is idle for `DRAIN_AFTER_S`,
-the model that was loaded first is drained: new requests for it queue up behind those that wait for a place.
+A model that does not fit within the limits of the pool evicts the least recently used idle model. If none is idle for
+`DRAIN_AFTER_S`, the model that was loaded first is drained: new requests for it wait in the queue, too.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["DRAIN_AFTER_S", "ModelPool", "ModelState", "ModelStatus"]
 
 DRAIN_AFTER_S = 1.0
-"""Seconds for which a request waits for an idle model before one in use gets no new requests."""
+"""Seconds for which a request waits for an idle model to be evicted before a busy one is drained."""
 
 FIRST_BACKOFF_S = 1.0
-"""Seconds for which a model that could not be loaded is not tried again; they double with each failure in a row."""
+"""Seconds until a model that could not be loaded is tried again. They double with each failure in a row."""
 
 MAX_BACKOFF_S = 60.0
 
@@ -59,7 +59,8 @@ class ModelPool:
         load_timeout_s: float = 600.0,
         background: AbstractAsyncContextManager[Any] | None = None,
     ) -> None:
-        """A request waits for its model for `load_timeout_s` seconds at most. `background` is open while the pool is.
+        """A request waits for its model for `load_timeout_s` seconds at most. `background` is a context that is open
+        while the pool is open.
 
         InvalidArgumentError if two models or adapters have the same name, or if more models load at start than may be
         loaded.
@@ -69,7 +70,7 @@ class ModelPool:
         for source in sources:
             entry = self._entries[source.name] = PoolEntry(source)
             for name in (source.name, *source.adapters):
-                self._claim(name, entry)
+                self._register_name(name, entry)
         self._max_loaded = max_loaded
         self._max_bytes = max_bytes
         self._load_timeout_s = load_timeout_s
@@ -79,10 +80,10 @@ class ModelPool:
         self._drain_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._resources = AsyncExitStack()
-        num_first = sum(entry.source.loads_at_start for entry in self._entries.values())
-        if max_loaded is not None and num_first > max_loaded:
+        num_at_start = sum(entry.source.loads_at_start for entry in self._entries.values())
+        if max_loaded is not None and num_at_start > max_loaded:
             raise InvalidArgumentError(
-                f"{num_first} models are to be loaded at start, and {max_loaded} may be loaded at once. Raise "
+                f"{num_at_start} models are to be loaded at start, and {max_loaded} may be loaded at once. Raise "
                 "--models-max."
             )
 
@@ -91,14 +92,15 @@ class ModelPool:
         """A pool of models that are loaded already, and belong to the caller."""
         served = list(models)
         pool = cls(
-            ModelSource(model.name, partial(_given, model), model.info.adapters, is_pinned=True) for model in served
+            ModelSource(model.name, partial(_already_loaded, model), model.info.adapters, is_pinned=True)
+            for model in served
         )
         for model in served:
-            pool._entries[model.name].adopt(model)
+            pool._entries[model.name].set_model(model)
             pool._entries[model.name].mark_loaded()
         return pool
 
-    def _claim(self, name: str, entry: PoolEntry) -> None:
+    def _register_name(self, name: str, entry: PoolEntry) -> None:
         if name in self._owners:
             raise InvalidArgumentError(
                 f"Two models are called {name!r:.80}; give the adapter another name by NAME=PATH."
@@ -121,7 +123,7 @@ class ModelPool:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    # -- what there is ------------------------------------------------------------------------------------------------
+    # -- status -------------------------------------------------------------------------------------------------------
 
     @property
     def base_models(self) -> tuple[ServedModel, ...]:
@@ -151,13 +153,13 @@ class ModelPool:
         """The status of the model with this name, or of an adapter's model; ApiError 404 lists the names."""
         return self._owner(name).status()
 
-    # -- use ----------------------------------------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def lease(self, name: str) -> AsyncIterator[ServedModel]:
         """The model or adapter with this name, which is not unloaded while the context is open. Loads it if necessary.
 
-        ApiError 404 lists the names; 503 says why the model cannot be had now, and when to try again.
+        ApiError 404 lists the names. ApiError 503 says why the model cannot be used now, and when to try again.
         """
         entry = self._owner(name)
         await self._acquire(entry)
@@ -188,7 +190,7 @@ class ModelPool:
                 param="model",
                 code="model_pinned",
             )
-        if not entry.takes_place:
+        if not entry.is_resident:
             return
         if entry.unloaded is None:
             entry.unloaded = asyncio.get_running_loop().create_future()
@@ -205,7 +207,7 @@ class ModelPool:
         if (found := env.expand_home(path)).exists():
             path = str(found.absolute())  # it remains a path, even if it is gone when the model is loaded again
         entry = self._owner(name)
-        self._owners[adapter] = entry  # at once, so that no other request takes the name
+        self._owners[adapter] = entry  # before the adapter is loaded, so that no other request takes the name
         try:
             async with self.lease(name) as model:
                 await model.engine.load_adapter(adapter, path)
@@ -224,7 +226,7 @@ class ModelPool:
             entry.remove_adapter(adapter)
             self._owners.pop(adapter, None)
 
-    def refuse_waiting(self) -> None:
+    def fail_waiting_requests(self) -> None:
         """Fail the requests that wait for a model, and all new ones: the server stops."""
         self._is_closed = True
         for entry in self._entries.values():
@@ -232,7 +234,7 @@ class ModelPool:
 
     async def close(self) -> None:
         """Unload all models; requests that wait for one fail."""
-        self.refuse_waiting()
+        self.fail_waiting_requests()
         tasks = [entry.task for entry in self._entries.values() if entry.task is not None]
         for entry in self._entries.values():
             if entry.task is not None and entry.state is ModelState.LOADING:
@@ -265,8 +267,8 @@ class ModelPool:
         """Wait until a model is loaded, and count a lease."""
         if self._is_closed:
             raise draining()
-        if entry.is_dead and entry.unloaded is None:
-            self._bury(entry)
+        if entry.has_failed_engine and entry.unloaded is None:
+            self._unload_failed(entry)
         now = asyncio.get_running_loop().time()
         if entry.failure is not None and now < entry.retry_at_s:
             raise _load_failed(entry, now)
@@ -274,7 +276,7 @@ class ModelPool:
             await self._estimate(entry, entry.source.estimate)
         is_open = entry is not self._draining and entry.unloaded is None and not entry.waiters
         if entry.state is ModelState.LOADED and is_open:
-            self._take(entry)
+            self._count_lease(entry)
             return
         waiter = asyncio.get_running_loop().create_future()
         if not entry.waiters:
@@ -297,7 +299,7 @@ class ModelPool:
             raise
 
     async def _estimate(self, entry: PoolEntry, estimate: Callable[[], int]) -> None:
-        """Find out what a model will take. ApiError 503 if it cannot be loaded."""
+        """Estimate the memory of a model. ApiError 503 if it cannot be loaded."""
         try:
             entry.num_bytes = await asyncio.to_thread(estimate)
         except Exception as error:
@@ -315,7 +317,7 @@ class ModelPool:
             retry_after_s=ceil(DRAIN_AFTER_S),
         )
 
-    def _take(self, entry: PoolEntry) -> None:
+    def _count_lease(self, entry: PoolEntry) -> None:
         entry.num_leases += 1
         if entry.ttl_timer is not None:
             entry.ttl_timer.cancel()
@@ -341,7 +343,7 @@ class ModelPool:
     # -- scheduling ---------------------------------------------------------------------------------------------------
 
     def _schedule(self) -> None:
-        """Unload what is to be unloaded, and load what the requests at the head of the queue wait for."""
+        """Unload models that an administrator wants unloaded, and load those at the head of the queue."""
         if self._is_closed:
             return
         self._draining = None
@@ -350,43 +352,43 @@ class ModelPool:
                 self._start_unload(entry)
         is_blocked = False
         for entry in list(self._queue):
-            if not entry.waiters:  # their clients have gone
+            if not entry.waiters:  # all their clients have disconnected
                 self._queue.remove(entry)
             elif entry.state is ModelState.LOADED and entry.unloaded is None and entry is not self._draining:
                 self._queue.remove(entry)
-                self._grant(entry)
-            elif entry.takes_place:  # it is being unloaded, or will be
+                self._admit_waiters(entry)
+            elif entry.is_resident:  # it is being unloaded, or will be
                 continue
-            elif not is_blocked and self._has_place_for(entry):
+            elif not is_blocked and self._fits(entry):
                 self._queue.remove(entry)
                 self._start_load(entry)
             elif not is_blocked:
-                self._make_place_for(entry)
-                is_blocked = True  # those behind wait for their turn
+                self._make_space_for(entry)
+                is_blocked = True  # entries behind it are not loaded before it
 
-    def _grant(self, entry: PoolEntry) -> None:
+    def _admit_waiters(self, entry: PoolEntry) -> None:
         while entry.waiters:
             waiter = entry.waiters.popleft()
             if not waiter.done():
                 waiter.set_result(None)
-                self._take(entry)
+                self._count_lease(entry)
 
-    def _has_place_for(self, entry: PoolEntry, *, counts_unloading: bool = True) -> bool:
+    def _fits(self, entry: PoolEntry, *, includes_unloading: bool = True) -> bool:
         others = [
             other
             for other in self._entries.values()
-            if other.takes_place and (counts_unloading or other.state is not ModelState.UNLOADING)
+            if other.is_resident and (includes_unloading or other.state is not ModelState.UNLOADING)
         ]
-        has_count = self._max_loaded is None or len(others) < self._max_loaded
+        has_slot = self._max_loaded is None or len(others) < self._max_loaded
         num_bytes = entry.num_bytes + sum(other.num_bytes for other in others)
-        return has_count and (self._max_bytes is None or num_bytes <= self._max_bytes)
+        return has_slot and (self._max_bytes is None or num_bytes <= self._max_bytes)
 
-    def _make_place_for(self, entry: PoolEntry) -> None:
+    def _make_space_for(self, entry: PoolEntry) -> None:
         """Evict idle models, or drain one that is in use if the first request has waited long enough."""
         if self._is_too_large(entry):
-            self._refuse(entry)
+            self._fail_too_large(entry)
             return
-        while not self._has_place_for(entry, counts_unloading=False):
+        while not self._fits(entry, includes_unloading=False):
             evictable = [other for other in self._entries.values() if other.is_evictable and other.unloaded is None]
             idle = [other for other in evictable if other.is_idle]
             if idle:
@@ -417,12 +419,12 @@ class ModelPool:
         self._drain_timer = None
         self._schedule()
 
-    def _refuse(self, entry: PoolEntry) -> None:
+    def _fail_too_large(self, entry: PoolEntry) -> None:
         self._queue.remove(entry)
         if self._max_bytes is not None and entry.num_bytes:
             needs = f"It needs {entry.num_bytes / 1e9:.2f} GB, and the models may take {self._max_bytes / 1e9:.2f} GB"
         else:
-            needs = "The models that are always loaded take all places"
+            needs = "The models that are always loaded use up the number of models that may be loaded"
         self._fail(entry, f"{needs}.")
 
     # -- loading and unloading ----------------------------------------------------------------------------------------
@@ -442,7 +444,7 @@ class ModelPool:
         finally:
             entry.task = None
         if entry.state is ModelState.LOADED:
-            self._grant(entry)
+            self._admit_waiters(entry)
             if not entry.num_leases:
                 self._begin_idling(entry)
         self._schedule()
@@ -450,17 +452,17 @@ class ModelPool:
     async def _open(self, entry: PoolEntry) -> None:
         """Load a model. Raises the errors of loading."""
 
-        def show(done: int, total: int) -> None:
+        def report_progress(done: int, total: int) -> None:
             entry.progress = done / total if total else None
 
         entry.state = ModelState.LOADING
-        context = entry.source.open(show)
+        context = entry.source.open(report_progress)
         try:
             model = await context.__aenter__()
         finally:
             entry.progress = None
         try:
-            entry.adopt(model)
+            entry.set_model(model)
             await self._restore_adapters(entry, model)
         except BaseException as error:
             entry.models = {}
@@ -499,7 +501,7 @@ class ModelPool:
             if context is not None:
                 await context.__aexit__(None, None, None)
         except Exception:
-            _log.exception("%s was not unloaded in good order", entry.name)
+            _log.exception("%s was not unloaded cleanly", entry.name)
         finally:
             entry.state = ModelState.UNLOADED if entry.failure is None else ModelState.FAILED
             entry.loaded_at = entry.task = None
@@ -521,13 +523,13 @@ class ModelPool:
 
     def _note_failure(self, entry: PoolEntry, reason: str) -> None:
         now = asyncio.get_running_loop().time()
-        is_in_a_row = entry.failure is not None or now < entry.retry_at_s + MAX_BACKOFF_S
-        entry.num_failures = entry.num_failures + 1 if is_in_a_row else 1
+        is_consecutive = entry.failure is not None or now < entry.retry_at_s + MAX_BACKOFF_S
+        entry.num_failures = entry.num_failures + 1 if is_consecutive else 1
         entry.failure = reason
         entry.retry_at_s = now + min(FIRST_BACKOFF_S * 2.0 ** (entry.num_failures - 1), MAX_BACKOFF_S)
 
-    def _bury(self, entry: PoolEntry) -> None:
-        """Unload a model whose engine failed, once the requests that it had are over; the next one loads it again."""
+    def _unload_failed(self, entry: PoolEntry) -> None:
+        """Unload a model whose engine failed, once its open requests have ended. The next request loads it again."""
         self._note_failure(entry, str(entry.base.engine.failure))
         entry.unloaded = asyncio.get_running_loop().create_future()
         self._schedule()
@@ -540,7 +542,7 @@ class ModelPool:
 
 
 @asynccontextmanager
-async def _given(model: ServedModel, _: ProgressCallback) -> AsyncIterator[ServedModel]:
+async def _already_loaded(model: ServedModel, _: ProgressCallback) -> AsyncIterator[ServedModel]:
     yield model
 
 

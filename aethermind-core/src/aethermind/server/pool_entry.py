@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 ProgressCallback = Callable[[int, int], None]
-"""Receives the progress of loading: done, total."""
+"""Receives the progress of loading: the units that are done, and their total."""
 
 OpenModel = Callable[[ProgressCallback], "AbstractAsyncContextManager[ServedModel]"]
 """Returns a context that loads a model when it is entered, and unloads it when it is left."""
@@ -44,12 +44,12 @@ class ModelSource:
     """A model by the name that clients use.
 
     Attributes:
-        open: loads and unloads it. Errors are those of loading a model.
+        open: returns a context that loads the model (see `OpenModel`). Raises the errors of loading a model.
         adapters: the names of its LoRA adapters, which clients use like models.
         max_model_len: the context length as far as it is known before loading, in tokens.
         estimate: returns the memory that it will take in bytes, before it is loaded for the first time; a thread calls
-            it. Errors are those of loading a model.
-        ttl_s: seconds without a request after which it is unloaded; None is never.
+            it. Raises the errors of loading a model.
+        ttl_s: seconds without a request after which it is unloaded; None for never.
         loads_at_start: whether the server loads it before it accepts requests.
         is_pinned: whether it is never unloaded while the server runs.
     """
@@ -113,7 +113,7 @@ def engine_inprocess(
 
 
 class ModelState(StrEnum):
-    """The state of a model; the values are llama.cpp's, with `unloading` and `failed` besides."""
+    """The state of a model. The values are those of llama.cpp's router, and `unloading` and `failed`."""
 
     UNLOADED = "unloaded"
     LOADING = "loading"
@@ -152,9 +152,19 @@ class ModelStatus:
 class PoolEntry:
     """A model of the pool. Mutable.
 
-    `added_adapters` were loaded while it ran, by name with their paths, and `removed_adapters` were unloaded.
-    `models` are the loaded model and its adapters by name, `waiters` the requests that wait for it, `unloaded` is done
-    when an administrator's request to unload it is carried out.
+    Attributes:
+        models: the loaded model and its adapters, by name; empty while it is not loaded.
+        context: the context of `source.open` while the model is loaded; leaving it unloads the model.
+        task: the task that loads or unloads the model.
+        num_leases: the requests that use the model.
+        waiters: futures of the requests that wait for the model, done when it is leased to them.
+        waiting_since_s: when the first of them began to wait. Times in `_s` are those of the event loop.
+        loaded_s, idle_since_s: when the model was loaded, and when its last request ended.
+        ttl_timer: unloads the model when its TTL is over.
+        num_failures, retry_at_s: failed loads in a row, and the time before which no other is tried.
+        unloaded: done when an administrator's request to unload the model is carried out; None without such a request.
+        added_adapters, removed_adapters: adapters loaded while the server runs, by name with their paths, and the
+            names of those that were unloaded.
     """
 
     def __init__(self, source: ModelSource) -> None:
@@ -181,8 +191,8 @@ class PoolEntry:
         self.added_adapters: dict[str, str] = {}
         self.removed_adapters: set[str] = set()
 
-    def adopt(self, model: ServedModel) -> None:
-        """Take the model of an engine that was opened. It serves requests once `mark_loaded` was called."""
+    def set_model(self, model: ServedModel) -> None:
+        """Set the model of an engine that was opened. It serves requests once `mark_loaded` was called."""
         self.models = {served.name: served for served in model.with_adapters()}
         self.max_model_len = model.info.max_model_len
         info = model.info
@@ -210,8 +220,8 @@ class PoolEntry:
     @property
     def adapters(self) -> tuple[str, ...]:
         """The names of its adapters, whether it is loaded or not."""
-        started = (name for name in self.source.adapters if name not in self.removed_adapters)
-        return tuple(dict.fromkeys([*started, *self.added_adapters]))
+        configured = (name for name in self.source.adapters if name not in self.removed_adapters)
+        return tuple(dict.fromkeys([*configured, *self.added_adapters]))
 
     @property
     def name(self) -> str:
@@ -224,8 +234,8 @@ class PoolEntry:
         return self.models[self.name]
 
     @property
-    def takes_place(self) -> bool:
-        """Whether it takes one of the places for loaded models."""
+    def is_resident(self) -> bool:
+        """Whether its memory is in use, so that it counts against the limits of the pool."""
         return self.state in (ModelState.LOADING, ModelState.LOADED, ModelState.UNLOADING)
 
     @property
@@ -239,20 +249,20 @@ class PoolEntry:
         return self.state is ModelState.LOADED and not self.num_leases
 
     @property
-    def is_dead(self) -> bool:
-        """Whether its engine failed, and nothing but loading it again helps."""
+    def has_failed_engine(self) -> bool:
+        """Whether its engine failed, so that the model has to be loaded again."""
         return self.is_evictable and self.base.engine.failure is not None
 
     def status(self) -> ModelStatus:
         """What clients see."""
         is_idle = self.is_idle and self.idle_since_s is not None
         idle_s = asyncio.get_running_loop().time() - (self.idle_since_s or 0.0) if is_idle else None
-        is_broken = self.state is ModelState.FAILED
+        has_failed = self.state is ModelState.FAILED
         return ModelStatus(
             self.name,
             self.state,
             self.progress if self.state is ModelState.LOADING else None,
-            self.failure if is_broken else None,
+            self.failure if has_failed else None,
             self.loaded_at,
             idle_s,
             self.num_leases + len(self.waiters),

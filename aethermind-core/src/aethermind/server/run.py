@@ -35,7 +35,7 @@ __all__ = ["bind", "fail_unfinished", "running", "serve"]
 _BACKLOG = 2048
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _ERROR_DELIVERY_S = 1.0
-"""Seconds in which clients may read the error that ends an unfinished answer."""
+"""Seconds in which clients may read the error that ends an unfinished completion."""
 
 _FLUSH_S = 5
 """Seconds in which connections may flush their send buffers."""
@@ -77,9 +77,9 @@ async def serve(
     errors of loading a model.
     """
     async with running(models, listening, limits=limits, chat_template=chat_template, **options) as app:
-        with _stop_signals() as stops:
+        with _stop_signals() as stop_signals:
             on_ready()
-            await _drain(stops, app.state.admission, limits.drain_timeout_s)
+            await _drain(stop_signals, app.state.admission, limits.drain_timeout_s)
         await fail_unfinished(app)
 
 
@@ -140,36 +140,36 @@ class _Server(uvicorn.Server):
 @contextmanager
 def _stop_signals() -> Iterator[asyncio.Queue[int]]:
     """A queue of the signals that ask this process to stop."""
-    loop, stops = asyncio.get_running_loop(), asyncio.Queue[int]()
+    loop, stop_signals = asyncio.get_running_loop(), asyncio.Queue[int]()
     for number in _STOP_SIGNALS:
-        loop.add_signal_handler(number, stops.put_nowait, number)
+        loop.add_signal_handler(number, stop_signals.put_nowait, number)
     try:
-        yield stops
+        yield stop_signals
     finally:
         for number in _STOP_SIGNALS:
             loop.remove_signal_handler(number)
 
 
-async def _drain(stops: asyncio.Queue[int], admission: AdmissionController, timeout_s: float) -> None:
+async def _drain(stop_signals: asyncio.Queue[int], admission: AdmissionController, timeout_s: float) -> None:
     """Reject new requests from the first signal on, and wait for those in flight, the timeout or a second signal."""
-    await stops.get()
+    await stop_signals.get()
     admission.close()
     if admission.num_open:
-        _log.warning("stopping once %d open answers are finished, or after %g s", admission.num_open, timeout_s)
+        _log.warning("stopping once %d open completions are finished, or after %g s", admission.num_open, timeout_s)
     empty = asyncio.create_task(admission.wait_until_empty())
-    second = asyncio.create_task(stops.get())
+    second = asyncio.create_task(stop_signals.get())
     await asyncio.wait({empty, second}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     empty.cancel()
     second.cancel()
 
 
 async def fail_unfinished(app: FastAPI) -> None:
-    """End unfinished answers with an error, then close the connections of clients that do not read it."""
+    """End unfinished completions with an error, then close the connections of clients that do not read it."""
     state = app.state
     if not state.admission.num_open:
         return
-    _log.warning("%d answers are not finished and end with an error", state.admission.num_open)
-    state.models.refuse_waiting()
+    _log.warning("%d completions are not finished and end with an error", state.admission.num_open)
+    state.models.fail_waiting_requests()
     await asyncio.gather(*(model.engine.close() for model in state.models.base_models))
     with suppress(TimeoutError):
         async with asyncio.timeout(_ERROR_DELIVERY_S):

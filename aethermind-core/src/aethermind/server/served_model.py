@@ -93,7 +93,7 @@ class ServedModel:
         """Tokenise a prompt.
 
         Without a context shift, ContextLengthError if the beginning of a text alone has too many tokens (see
-        `check_length`): to tokenise megabytes of text takes seconds.
+        `check_length`). Tokenising megabytes of text would take seconds.
         """
         limit = self.info.max_model_len
         if not self.info.has_context_shift and isinstance(prompt, str) and len(prompt) > limit * _CHARS_PER_TOKEN:
@@ -104,17 +104,17 @@ class ServedModel:
     async def read_all(self, prompts: Sequence[Prompt], field: str) -> list[EnginePrompt]:
         """Tokenise the prompts of a request, and check prompts that are given as token ids.
 
-        ApiError 400, which names `field`, for invalid token ids. The event loop runs other tasks between two
-        prompts, because thousands of short ones take as long as a long one.
+        ApiError 400, which names `field`, for invalid token ids. Between two prompts the event loop runs other tasks,
+        because thousands of short prompts take as long as a long one.
         """
-        read = []
+        tokenized = []
         for prompt in prompts:
-            read.append(await self.read(prompt))
+            tokenized.append(await self.read(prompt))
             await asyncio.sleep(0)
-        for tokenized in read:
-            if tokenized.text is None:
-                self.check_token_ids(tokenized.token_ids, field)
-        return read
+        for prompt_tokens in tokenized:
+            if prompt_tokens.text is None:
+                self.check_token_ids(prompt_tokens.token_ids, field)
+        return tokenized
 
     def check_length(self, num_tokens: int) -> None:
         """Raise ContextLengthError for more than `_MAX_CONTEXT_MULTIPLE` times max_model_len tokens."""
@@ -127,10 +127,10 @@ class ServedModel:
     def check_token_ids(self, token_ids: Collection[int], field: str) -> None:
         """Raise ApiError 400, which names `field`, if one of its token ids is outside the vocabulary."""
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
-            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)
+            invalid = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)
             raise ApiError(
                 400,
-                f"{field} has the token id {min(wrong, 2**63)}, which is out of range: the vocabulary has "
+                f"{field} has the token id {min(invalid, 2**63)}, which is out of range: the vocabulary has "
                 f"{self.vocab_size} entries, numbered from 0.",
                 param=field,
                 code="invalid_value",

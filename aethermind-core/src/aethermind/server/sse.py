@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["Event", "EventBatch", "EventStream", "Framing", "KEEP_ALIVE_S", "NAMED", "TextEvents", "UNNAMED"]
 
 Event = dict[str, Any] | bytes
-"""An event to send: an object, or one that is encoded already."""
+"""An event to send: a JSON object, or an event that is encoded already."""
 
 
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_ANY_TEXT = uuid.uuid4().hex
-"""A placeholder for the text of an event; it occurs nowhere else."""
+_TEXT_PLACEHOLDER = uuid.uuid4().hex
+"""A random text in place of an event's own, at which the encoded event is split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +55,23 @@ class EventBatch(NamedTuple):
 
 
 class TextEvents:
-    """Encodes events that differ only in one text: the JSON around it is encoded once per choice."""
+    """Encodes events that differ in one text only. The JSON before and after the text is encoded once per choice."""
 
-    def __init__(self, framing: Framing, make: Callable[[int, str], dict[str, Any]]) -> None:
-        """`make(index, text)` returns the event that appends `text` to choice `index`."""
+    def __init__(self, framing: Framing, make_event: Callable[[int, str], dict[str, Any]]) -> None:
+        """`make_event(index, text)` returns the event that appends `text` to choice `index`."""
         self._framing = framing
-        self._make = make
-        self._surroundings: dict[int, tuple[bytes, bytes]] = {}
+        self._make_event = make_event
+        self._prefixes_and_suffixes: dict[int, tuple[bytes, bytes]] = {}
 
     def encode(self, index: int, text: str) -> bytes:
         """The encoded event that appends `text` to choice `index`."""
-        surroundings = self._surroundings.get(index)
-        if surroundings is None:
-            prefix, suffix = self._framing.encode(self._make(index, _ANY_TEXT)).split(b'"%s"' % _ANY_TEXT.encode())
-            surroundings = self._surroundings[index] = (prefix, suffix)
-        return surroundings[0] + encode_basestring(text).encode() + surroundings[1]
+        prefix_and_suffix = self._prefixes_and_suffixes.get(index)
+        if prefix_and_suffix is None:
+            prefix, suffix = self._framing.encode(self._make_event(index, _TEXT_PLACEHOLDER)).split(
+                b'"%s"' % _TEXT_PLACEHOLDER.encode()
+            )
+            prefix_and_suffix = self._prefixes_and_suffixes[index] = (prefix, suffix)
+        return prefix_and_suffix[0] + encode_basestring(text).encode() + prefix_and_suffix[1]
 
 
 UNNAMED = Framing(
@@ -160,13 +162,13 @@ class _Writer:
         self._now = self._loop.time
         self._last_sent_s = self._now()
         self._blocked_since_s: float | None = None
-        """The time since which a write is blocked by the client; None while none is."""
+        """The loop's time at which the current write began; None between writes."""
         self._timer: asyncio.TimerHandle | None = None
         self._keep_alive_task: asyncio.Task[None] | None = None
         self.send_timed_out: asyncio.Future[None] = self._loop.create_future()
 
     async def __aenter__(self) -> None:
-        self._check()
+        self._on_timer()
 
     async def __aexit__(self, *_: object) -> None:
         if self._timer is not None:
@@ -195,12 +197,12 @@ class _Writer:
         await self._with_send_timeout(self._flush())
         await self._with_send_timeout(self._send_chunk(data + terminator, is_last=True))
 
-    async def _with_send_timeout(self, work: Awaitable[None]) -> None:
+    async def _with_send_timeout(self, sending: Awaitable[None]) -> None:
         self._blocked_since_s = self._now()
-        await work
+        await sending
         self._last_sent_s, self._blocked_since_s = self._blocked_since_s, None
 
-    def _check(self) -> None:
+    def _on_timer(self) -> None:
         """Send a comment after KEEP_ALIVE_S without an event, and check whether the client reads.
 
         One timer for all chunks, run as rarely as possible: a timer per chunk would cost more than sending the chunk.
@@ -216,7 +218,7 @@ class _Writer:
             if wait_s <= 0:
                 self._keep_alive_task = self._loop.create_task(self._keep_alive())
                 return
-        self._timer = self._loop.call_later(wait_s, self._check)
+        self._timer = self._loop.call_later(wait_s, self._on_timer)
 
     async def _keep_alive(self) -> None:
         try:
@@ -226,4 +228,4 @@ class _Writer:
             self.send_timed_out.set_result(None)
             return
         self._last_sent_s = self._now()
-        self._check()
+        self._on_timer()

@@ -19,7 +19,7 @@ __all__ = ["ASSETS", "router"]
 ASSETS = "/assets/"
 """Path prefix of the files whose names contain a hash of their contents."""
 
-_POLICY = "; ".join(
+_CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'self'",  # no requests to other origins
         "img-src 'self' data:",
@@ -32,13 +32,13 @@ _POLICY = "; ".join(
     )
 )
 _HEADERS = {
-    "Content-Security-Policy": _POLICY,
+    "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "Vary": "Accept-Encoding",
 }
-_FOREVER = "public, max-age=31536000, immutable"
+_CACHE_FOREVER = "public, max-age=31536000, immutable"
 
 router = APIRouter(include_in_schema=False)
 
@@ -46,13 +46,13 @@ router = APIRouter(include_in_schema=False)
 @router.api_route("/", methods=["GET", "HEAD"])
 async def page(request: Request) -> Response:
     """The page. Browsers revalidate it on each visit and download it if it has changed."""
-    return _answer(request, "index.html", "no-cache")
+    return _file_response(request, "index.html", "no-cache")
 
 
 @router.api_route(ASSETS + "{name}", methods=["GET", "HEAD"])
 async def asset(request: Request, name: str) -> Response:
     """A script, a style or an icon of the page."""
-    return _answer(request, f"assets/{name}", _FOREVER)
+    return _file_response(request, f"assets/{name}", _CACHE_FOREVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +64,23 @@ class _File:
 
 
 @cache
-def _bundle() -> dict[str, _File]:
+def _bundled_files() -> dict[str, _File]:
     """The files of the page by their paths. They are few and small; no path is looked up in the file system."""
     root = files("aethermind.server") / "web"
     found = {f"assets/{item.name}": item.read_bytes() for item in (root / "assets").iterdir()}
     found["index.html"] = (root / "index.html").read_bytes()
-    return {path: _loaded(path, content) for path, content in found.items()}
+    return {path: _compressed_file(path, content) for path, content in found.items()}
 
 
-def _loaded(path: str, content: bytes) -> _File:
+def _compressed_file(path: str, content: bytes) -> _File:
     types = {".js": "text/javascript", ".svg": "image/svg+xml"}  # `mimetypes` depends on the machine's configuration
     media_type = types.get(PurePosixPath(path).suffix) or mimetypes.guess_type(path)[0] or "application/octet-stream"
     etag = f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'  # weak: the same for both encodings
     return _File(content, gzip.compress(content, mtime=0), media_type, etag)
 
 
-def _answer(request: Request, path: str, cache_control: str) -> Response:
-    file = _bundle().get(path)
+def _file_response(request: Request, path: str, cache_control: str) -> Response:
+    file = _bundled_files().get(path)
     if file is None:
         raise ApiError(404, f"There is no {request.url.path:.100} here.")
     headers = {**_HEADERS, "Cache-Control": cache_control, "ETag": file.etag}

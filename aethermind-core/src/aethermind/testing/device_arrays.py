@@ -1,4 +1,4 @@
-"""Copies of arrays to device memory and back, and long-running work, for tests of asynchrony."""
+"""Copies of arrays to device memory and back, and long-running work for tests of asynchronous streams."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from aethermind.hal import Backend, DeviceId, DType, Stream, Tensor
 
-__all__ = ["LongWork", "on_device", "on_host", "seen_now"]
+__all__ = ["LongWork", "on_device", "on_host", "read_without_waiting"]
 
-_NUM_BYTES, _NUM_FILLS, _DONE = 128 << 20, 4, 0xAB
+_NUM_BYTES, _NUM_FILLS, _FLAG_BYTE = 128 << 20, 4, 0xAB
 
 
 def on_device(backend: Backend, device: DeviceId, array: np.ndarray[Any, Any]) -> Tensor:
@@ -30,9 +30,9 @@ def on_host(backend: Backend, tensor: Tensor) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True)
 class LongWork:
-    """Half a gigabyte of fills on a stream; the last bytes of the last one are a flag that all have run.
+    """Half a gigabyte of fills on a stream. The last bytes that they write are a flag: all fills have run.
 
-    On an asynchronous device they are running when `on` returns.
+    On an asynchronous device the fills are still running when `on` returns.
     """
 
     backend: Backend
@@ -45,17 +45,17 @@ class LongWork:
         scratch = Tensor.of(backend.allocator.alloc(_NUM_BYTES), DType.UINT8, (_NUM_BYTES,))
         work = cls(backend, Tensor.of(scratch.buffer, DType.UINT8, (64,), _NUM_BYTES - 64), scratch)
         backend.transfer.fill(scratch, 0)
-        for byte in [*range(_NUM_FILLS), _DONE]:
+        for byte in [*range(_NUM_FILLS), _FLAG_BYTE]:
             backend.transfer.fill(scratch, byte, stream)
         return work
 
     @property
     def has_run(self) -> bool:
-        """Whether all of it has run, read from device memory without waiting for its stream."""
-        return bool(np.all(seen_now(self.backend, self.flag) == _DONE))
+        """Whether all fills have run: the flag, read from device memory without waiting for the stream."""
+        return bool(np.all(read_without_waiting(self.backend, self.flag) == _FLAG_BYTE))
 
 
-def seen_now(backend: Backend, tensor: Tensor) -> np.ndarray[Any, Any]:
+def read_without_waiting(backend: Backend, tensor: Tensor) -> np.ndarray[Any, Any]:
     """Return the contents of device memory now, without waiting for other streams."""
     if tensor.buffer.is_host_accessible:
         return tensor.numpy().copy()

@@ -25,13 +25,15 @@ def kernel_cases(
 ) -> Iterator[KernelCase]:
     """Yield each kernel's cases: all samples with dense weights in each of its dtypes, and some per weight format.
 
-    A sample that a kernel does not support is skipped if another kernel of its operator supports it, or if it uses what
-    the operator gained after its first release or after the kernel's plugin API, which no kernel has to compute. Each
-    weight format of a kernel (each registered one, if it supports any) has up to three samples in one dtype: the one
-    with the widest weight, the one with the most rows, and a third; and one of them in every other dtype. The third
-    sample varies between kernels of an operator, which share packing and loops, so together they cover all samples.
+    A sample that a kernel does not support is skipped if another kernel of its operator supports it. It is also skipped
+    if it uses an addition or extension of the operator (see `Operator`), which no kernel has to compute.
+
+    Each weight format of a kernel (each registered one, if the kernel supports any format) has up to three samples in
+    one dtype: the one with the widest weight, the one with the most rows, and a third. In every other dtype it has one
+    of them. The third sample varies between kernels of an operator, which share packing and loops, so together they
+    cover all samples.
     """
-    turns = count()
+    rotations = count()
     samples_of: dict[str, list[Sample]] = {}
     for kernel in kernels:
         if kernel.operator not in operators:  # a collective operator, which one device cannot run
@@ -45,13 +47,14 @@ def kernel_cases(
             alternatives = [other for other in kernels if other.operator == operator.name]
             for case in (KernelCase(operator, kernel, dtype, sample) for dtype in dtypes for sample in samples):
                 if is_supported(case) or not (
-                    _is_new(case) or any(is_supported(replace(case, kernel=other)) for other in alternatives)
+                    _uses_newer_features(case)
+                    or any(is_supported(replace(case, kernel=other)) for other in alternatives)
                 ):
                     yield case
         if _formatted_inputs(operator, kernel):
             names = formats.names() if kernel.weight_formats is None else sorted(kernel.weight_formats - {DENSE})
             for name in names:
-                yield from _cases_of_format(operator, kernel, dtypes, samples, formats, name, next(turns))
+                yield from _cases_of_format(operator, kernel, dtypes, samples, formats, name, next(rotations))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +70,10 @@ class KernelGroup:
 
 
 def kernel_groups(cases: Iterable[KernelCase], *, of_every_format: bool = False) -> Iterator[KernelGroup]:
-    """Yield per kernel and dtype the cases with the most rows, largest inputs, longest reduction, and two others.
+    """Yield the groups of each kernel and dtype: cases with most rows, largest inputs, longest rows, and two others.
 
-    Each has one group with dense weights and one with its first other weight format, if it supports them; with
-    `of_every_format`, one group per format.
+    Dense weights and quantised weights are separate groups. Of quantised weights only the first format of a kernel has
+    a group; with `of_every_format`, each format has one.
     """
     groups: dict[tuple[str, str, DType, str], list[KernelCase]] = {}
     for case in cases:
@@ -82,10 +85,10 @@ def kernel_groups(cases: Iterable[KernelCase], *, of_every_format: bool = False)
         if kind in seen and not of_every_format:
             continue
         seen.add(kind)
-        rows = max(group, key=lambda case: _num_rows(case.operator, case.operator.weight_inputs, case.sample))
-        size = max(group, key=lambda case: sum(0 if array is None else array.size for array in case.sample.inputs))
-        longest = max(group, key=lambda case: _last_dim(case.sample))
-        chosen = {id(case): case for case in (rows, size, longest, group[0], group[len(group) // 2])}
+        most_rows = max(group, key=lambda case: _num_rows(case.operator, case.operator.weight_inputs, case.sample))
+        largest = max(group, key=lambda case: sum(0 if array is None else array.size for array in case.sample.inputs))
+        longest_rows = max(group, key=lambda case: _last_dim(case.sample))
+        chosen = {id(case): case for case in (most_rows, largest, longest_rows, group[0], group[len(group) // 2])}
         yield KernelGroup(tuple(chosen.values()))
 
 
@@ -96,25 +99,25 @@ def _cases_of_format(
     samples: list[Sample],
     formats: WeightFormatRegistry,
     name: str,
-    turn: int,
+    rotation: int,
 ) -> Iterator[KernelCase]:
-    for number, dtype in enumerate(dtypes[turn % len(dtypes) :] + dtypes[: turn % len(dtypes)]):
-        chosen = _samples_of_format(operator, kernel, dtype, samples, name, turn)
+    for number, dtype in enumerate(dtypes[rotation % len(dtypes) :] + dtypes[: rotation % len(dtypes)]):
+        chosen = _samples_of_format(operator, kernel, dtype, samples, name, rotation)
         for sample in chosen if number == 0 else chosen[number % max(len(chosen), 1) :][:1]:
             yield KernelCase(operator, kernel, dtype, sample, formats.get(name))
 
 
 def _samples_of_format(
-    operator: Operator, kernel: Kernel, dtype: DType, samples: list[Sample], name: str, turn: int
+    operator: Operator, kernel: Kernel, dtype: DType, samples: list[Sample], name: str, rotation: int
 ) -> list[Sample]:
-    tried = [
+    supported = [
         sample for sample in samples if kernel.reason_against(_signature(operator, kernel, dtype, sample, name)) is None
     ]
     inputs = _formatted_inputs(operator, kernel)
-    widest = max(tried, key=lambda sample: _num_columns(operator, inputs, sample), default=None)
-    longest = max(tried, key=lambda sample: _num_rows(operator, inputs, sample), default=None)
-    others = [sample for sample in tried if sample is not widest and sample is not longest]
-    chosen = (widest, None if longest is widest else longest, others[turn % len(others)] if others else None)
+    widest = max(supported, key=lambda sample: _num_columns(operator, inputs, sample), default=None)
+    longest = max(supported, key=lambda sample: _num_rows(operator, inputs, sample), default=None)
+    others = [sample for sample in supported if sample is not widest and sample is not longest]
+    chosen = (widest, None if longest is widest else longest, others[rotation % len(others)] if others else None)
     return [sample for sample in chosen if sample is not None]
 
 
@@ -124,26 +127,26 @@ def is_supported(case: KernelCase) -> bool:
     return case.float_type in case.kernel.dtypes and case.kernel.reason_against(signature) is None
 
 
-def _is_new(case: KernelCase) -> bool:
-    """Whether a sample uses what its operator gained after the kernel's plugin API, or gained as an addition."""
+def _uses_newer_features(case: KernelCase) -> bool:
+    """Whether a sample uses an addition of its operator, or an extension that is newer than the kernel's plugin API."""
     signature = _signature(case.operator, case.kernel, case.float_type, case.sample, DENSE)
     return any(signature.additions.values()) or (signature.extension is not None and case.kernel.api_version == 1)
 
 
 def _formatted_inputs(operator: Operator, kernel: Kernel) -> tuple[str, ...]:
-    """Return the weights that may be quantised: those read whole, and those gathered from a packed layout by row."""
+    """Return the inputs that may be quantised: weights, and packed weights whose rows are gathered."""
     return (*operator.weight_inputs, *(name for name in kernel.packs if name in operator.gathered))
 
 
 def _num_columns(operator: Operator, inputs: Collection[str], sample: Sample) -> int:
-    """Return the number of columns of the widest quantised weight: only wide ones have several blocks a row."""
+    """Return the number of columns of the widest quantised weight: only wide weights have several blocks in a row."""
     named = zip(operator.schema.inputs, sample.inputs, strict=True)
     widths = [array.shape[1] for spec, array in named if spec.name in inputs and array is not None]
     return int(max(widths))
 
 
 def _num_rows(operator: Operator, inputs: Collection[str], sample: Sample) -> int:
-    """Return the number of rows of the first input that is not in `inputs`: kernels depend on the number."""
+    """Return the number of rows of the first input that is not in `inputs`: kernels choose their loops by it."""
     named = zip(operator.schema.inputs, sample.inputs, strict=True)
     sizes = (array.shape for spec, array in named if spec.name not in inputs and array is not None)
     return next((int(shape[0]) if shape else 1 for shape in sizes), 0)

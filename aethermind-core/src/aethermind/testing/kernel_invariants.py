@@ -1,4 +1,4 @@
-"""Checks of kernels besides correct results: statelessness, thread counts, concurrent streams, batch invariance."""
+"""Checks of properties of kernels: statelessness, thread counts, concurrent streams, batch invariance."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def check_thread_counts(case: KernelCase, operators: OperatorRegistry, opened: O
     inputs = rounded_inputs(case.operator, case.sample, case.float_type)
     expected = KernelCall(case, operators, opened, inputs).run(inputs)
     try:
-        for wanted in (1, 3):
-            number = opened.backend.set_num_threads(wanted)
+        for requested in (1, 3):
+            num_threads = opened.backend.set_num_threads(requested)
             outputs = KernelCall(case, operators, opened, inputs).run(inputs)
-            assert_same_bits(outputs, expected, f"results differ with {number} worker threads")
-            if number != wanted:  # the backend has no worker threads
+            assert_same_bits(outputs, expected, f"results differ with {num_threads} worker threads")
+            if num_threads != requested:  # the backend has no worker threads
                 break
     finally:
         opened.backend.set_num_threads(None)
@@ -62,12 +62,12 @@ def check_concurrent_streams(case: KernelCase, operators: OperatorRegistry, open
     calls = [KernelCall(case, operators, opened, inputs, stream=stream) for stream in streams]
     alone = [call.run(values) for call, values in zip(calls, inputs_by_stream, strict=True)]
 
-    def runs(which: int) -> list[list[Array]]:
+    def run_repeatedly(index: int) -> list[list[Array]]:
         opened.backend.devices.set_current(opened.device.index)
-        return [calls[which].run(inputs_by_stream[which]) for _ in range(_NUM_CONCURRENT_RUNS)]
+        return [calls[index].run(inputs_by_stream[index]) for _ in range(_NUM_CONCURRENT_RUNS)]
 
     with ThreadPoolExecutor(len(calls)) as pool:
-        concurrent = list(pool.map(runs, range(len(calls))))
+        concurrent = list(pool.map(run_repeatedly, range(len(calls))))
     for stream in streams:
         stream.destroy()
     for outputs, expected in zip(concurrent, alone, strict=True):
@@ -82,25 +82,25 @@ def check_batch_invariance(case: KernelCase, operators: OperatorRegistry, opened
     rows change are compared. Sequences with states are also computed in two calls, one after the other.
     """
     inputs = rounded_inputs(case.operator, case.sample, case.float_type)
-    parts = list(row_subsets(case.operator, operators, inputs, case))
-    if not parts:
+    subsets = list(row_subsets(case.operator, operators, inputs, case))
+    if not subsets:
         return 0
-    together = KernelCall(case, operators, opened, inputs).run(inputs)
+    batched = KernelCall(case, operators, opened, inputs).run(inputs)
     before = {spec.name: array for spec, array in zip(case.operator.schema.inputs, inputs, strict=True)}
-    for rows, subset in parts:
+    for rows, subset in subsets:
         alone = KernelCall(case, operators, opened, subset).run(subset)
-        for spec, output, whole in zip(case.operator.schema.outputs, alone, together, strict=True):
-            what = f"rows {rows.start} to {rows.stop - 1} computed alone differ from those in a batch"
+        for spec, output, whole in zip(case.operator.schema.outputs, alone, batched, strict=True):
+            message = f"rows {rows.start} to {rows.stop - 1} computed alone differ from those in a batch"
             if spec.alias is None:
-                assert_same_bits([output], [_take_rows(whole, spec.pattern, _row_dim(case.operator), rows)], what)
+                assert_same_bits([output], [_take_rows(whole, spec.pattern, _row_dim(case.operator), rows)], message)
             else:
-                given = before[spec.alias]
-                assert given is not None
-                is_changed = output.view(f"u{output.itemsize}") != given.view(f"u{given.itemsize}")
-                assert_same_bits([output[is_changed]], [whole[is_changed]], what)
+                aliased = before[spec.alias]
+                assert aliased is not None
+                is_changed = output.view(f"u{output.itemsize}") != aliased.view(f"u{aliased.itemsize}")
+                assert_same_bits([output[is_changed]], [whole[is_changed]], message)
     if "cu_seqlens_q" in before and _has_state(case.operator):
         _check_chunks(case, operators, opened, inputs)
-    return len(parts)
+    return len(subsets)
 
 
 def has_separable_rows(case: KernelCase, operators: OperatorRegistry) -> bool:
@@ -120,9 +120,9 @@ def row_subsets(
     if "cu_seqlens_q" in names:
         yield from _sequences(operator, inputs)
         return
-    axis = _row_dim(operator)
-    count = 0 if axis is None else _num_rows(operator, inputs, axis)
-    if axis is None or count < 2:
+    row_dim = _row_dim(operator)
+    num_rows = 0 if row_dim is None else _num_rows(operator, inputs, row_dim)
+    if row_dim is None or num_rows < 2:
         return
     attributes = operator.schema.complete(case.sample.attributes)
     position, pattern = _first_new_output(operator)
@@ -130,10 +130,10 @@ def row_subsets(
         whole = evaluate(operators, operator, inputs, attributes)[position]
     if not whole.ndim:
         return
-    for row in sorted({0, count // 2, count - 1}):
+    for row in sorted({0, num_rows // 2, num_rows - 1}):
         rows = slice(row, row + 1)
         subset = [
-            array if array is None else _take_rows(array, spec.pattern, axis, rows, whole.ndim)
+            array if array is None else _take_rows(array, spec.pattern, row_dim, rows, whole.ndim)
             for spec, array in zip(operator.schema.inputs, inputs, strict=True)
         ]
         try:
@@ -141,7 +141,7 @@ def row_subsets(
                 alone = evaluate(operators, operator, subset, attributes)[position]
         except (OperatorError, IndexError):
             return  # indices refer to other rows
-        expected = _take_rows(whole, pattern, axis, rows)
+        expected = _take_rows(whole, pattern, row_dim, rows)
         if alone.shape != expected.shape or not np.allclose(alone, expected, equal_nan=True):
             return  # rows depend on each other, as the queries of causal attention do
         yield rows, subset
@@ -150,19 +150,19 @@ def row_subsets(
 def _sequences(operator: Operator, inputs: Sequence[Array | None]) -> Iterator[RowSubset]:
     for begin, end, length in _chosen_sequences(operator, inputs):
         yield slice(begin, end), _rows_of_sequence(operator, inputs, slice(begin, end), length)
-        if not _has_state(operator):  # a query needs no others then
+        if not _has_state(operator):  # without a state, a query does not depend on other queries
             yield slice(end - 1, end), _rows_of_sequence(operator, inputs, slice(end - 1, end), length)
 
 
 def _chosen_sequences(operator: Operator, inputs: Sequence[Array | None]) -> list[tuple[int, int, int]]:
-    """Return first row, last row + 1 and length of up to three sequences of a batch; of none if it has one only."""
-    given = {spec.name: array for spec, array in zip(operator.schema.inputs, inputs, strict=True)}
-    bounds, lengths = given["cu_seqlens_q"], given["seqlens_k"]
+    """Return first row, last row + 1 and length of three sequences of a batch; an empty list if it has one sequence."""
+    arrays = {spec.name: array for spec, array in zip(operator.schema.inputs, inputs, strict=True)}
+    bounds, lengths = arrays["cu_seqlens_q"], arrays["seqlens_k"]
     assert bounds is not None
     assert lengths is not None
-    chosen = [sequence for sequence in range(len(lengths)) if bounds[sequence] < bounds[sequence + 1]]
-    picked = sorted({chosen[0], chosen[len(chosen) // 2], chosen[-1]}) if len(chosen) > 1 else []
-    return [(int(bounds[number]), int(bounds[number + 1]), int(lengths[number])) for number in picked]
+    non_empty = [sequence for sequence in range(len(lengths)) if bounds[sequence] < bounds[sequence + 1]]
+    chosen = sorted({non_empty[0], non_empty[len(non_empty) // 2], non_empty[-1]}) if len(non_empty) > 1 else []
+    return [(int(bounds[sequence]), int(bounds[sequence + 1]), int(lengths[sequence])) for sequence in chosen]
 
 
 def _rows_of_sequence(
@@ -172,7 +172,7 @@ def _rows_of_sequence(
     position = [spec.name for spec in operator.schema.inputs].index("cu_seqlens_q")
     bounds = inputs[position]
     assert bounds is not None
-    of_sequence = operator.schema.inputs[position].pattern[0].partition("+")[0]
+    sequence_dim = operator.schema.inputs[position].pattern[0].partition("+")[0]
     number = int(np.searchsorted(bounds, rows.start, side="right")) - 1
     subset: list[Array | None] = []
     for spec, array in zip(operator.schema.inputs, inputs, strict=True):
@@ -181,14 +181,14 @@ def _rows_of_sequence(
         elif spec.name == "seqlens_k" and array is not None:
             array = np.array([length], array.dtype)
         elif array is not None:
-            array = _take_rows(array, spec.pattern, of_sequence, slice(number, number + 1))
+            array = _take_rows(array, spec.pattern, sequence_dim, slice(number, number + 1))
             array = _take_rows(array, spec.pattern, _row_dim(operator), rows)
         subset.append(array)
     return subset
 
 
 def _has_state(operator: Operator) -> bool:
-    """Whether the operator leaves states of sequences for its next call."""
+    """Whether the operator updates states of sequences, which its next call reads."""
     return any(spec.alias for spec in operator.schema.outputs)
 
 
@@ -237,11 +237,11 @@ def _is_function(pattern: Sequence[str]) -> bool:
     return len(pattern) == 1 and pattern[0].endswith(f"({REST})")
 
 
-def _num_rows(operator: Operator, inputs: Sequence[Array | None], axis: str) -> int:
+def _num_rows(operator: Operator, inputs: Sequence[Array | None], row_dim: str) -> int:
     for spec, array in zip(operator.schema.inputs, inputs, strict=True):
-        if array is not None and axis in spec.pattern and array.ndim >= len(spec.pattern):
-            where = spec.pattern.index(axis)
-            return int(array.shape[where if axis == REST else where - len(spec.pattern)])
+        if array is not None and row_dim in spec.pattern and array.ndim >= len(spec.pattern):
+            axis = spec.pattern.index(row_dim)
+            return int(array.shape[axis if row_dim == REST else axis - len(spec.pattern)])
     broadcast = [array.shape for spec, array in zip(operator.schema.inputs, inputs, strict=True)
                  if array is not None and spec.pattern == (BROADCAST,)]  # fmt: skip
     common = np.broadcast_shapes(*broadcast)
@@ -249,17 +249,17 @@ def _num_rows(operator: Operator, inputs: Sequence[Array | None], axis: str) -> 
 
 
 def _take_rows(
-    array: Array, pattern: Sequence[str], axis: str | None, rows: slice, num_dims: int | None = None
+    array: Array, pattern: Sequence[str], row_dim: str | None, rows: slice, num_dims: int | None = None
 ) -> Array:
     """Return these rows of an array that has the row dim; other arrays unchanged.
 
-    `num_dims` are those of the result: an array with fewer, or with one row, is broadcast over rows.
+    `num_dims` is the number of dims of the whole output: an array with fewer, or with one row, is broadcast over rows.
     """
-    if axis == REST and tuple(pattern) == (BROADCAST,):
+    if row_dim == REST and tuple(pattern) == (BROADCAST,):
         return array if array.ndim != num_dims or len(array) == 1 else np.ascontiguousarray(array[rows])
-    if axis == REST and _is_function(pattern):
+    if row_dim == REST and _is_function(pattern):
         return np.ascontiguousarray(array[rows])
-    if axis is None or axis not in pattern:
+    if row_dim is None or row_dim not in pattern:
         return array
-    where = 0 if axis == REST else array.ndim - len(pattern) + list(pattern).index(axis)
-    return np.ascontiguousarray(array[(slice(None),) * where + (rows,)])
+    axis = 0 if row_dim == REST else array.ndim - len(pattern) + list(pattern).index(row_dim)
+    return np.ascontiguousarray(array[(slice(None),) * axis + (rows,)])

@@ -47,18 +47,18 @@ _ROUNDED_ACTIVATIONS = {
     DType.INT8: Tolerance(relative_to_terms=0.02),
     DType.FLOAT8_E4M3FN: Tolerance(relative_to_terms=0.0625),
 }
-"""For kernels that quantise activations to 8 bits, by their arithmetic. int8: half a step is 1/254 of the largest value
-of a block, which is about four times the mean magnitude for normal distributions; `_HALF_STEP` bounds short rows. fp8:
-half a step of a code with three bits of mantissa is up to 1/16 of its value.
+"""Additional tolerances of kernels that quantise activations to 8 bits, by their arithmetic. int8: the rounding error
+is up to 1/254 of the largest value of a block, which is about four times the mean magnitude for normal distributions;
+`_INT8_ERROR` bounds the error of short rows. fp8: with three bits of mantissa the error is up to 1/16 of the value.
 """
-_HALF_STEP = 1 / 254
-"""The error of an activation that int8 kernels quantise, as a fraction of the largest one of its row."""
+_INT8_ERROR = 1 / 254
+"""The rounding error of an int8 activation, as a fraction of the largest one of its row."""
 _ROUNDED_VALUES = {DType.BFLOAT16: Tolerance(relative=2.0**-8), DType.FLOAT16: Tolerance(relative=2.0**-11)}
-"""For kernels that return dequantised values: these are float32, and rounded once."""
+"""Additional tolerances of kernels that return dequantised values, which are rounded once from float32."""
 _ROUNDED_WEIGHTS = {
     dtype: Tolerance(relative_to_terms=tolerance.relative) for dtype, tolerance in _ROUNDED_VALUES.items()
 }
-"""For kernels that round dequantised weights to F before the multiplication: each term has this error."""
+"""Additional tolerances of kernels that round dequantised weights, which is an error of each term."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class KernelCase:
 
     @property
     def formatted(self) -> dict[str, WeightFormat]:
-        """The weight formats by input; empty where weights are dense."""
+        """The weight format of each quantised input; empty where weights are dense."""
         if self.weight_format is None:
             return {}
         return dict.fromkeys((*self.operator.weight_inputs, *self.gathered_layouts), self.weight_format)
@@ -92,8 +92,8 @@ class KernelCase:
 class KernelCall:
     """A plan of one step on a device: runs the kernel of a case repeatedly with inputs of the same shapes.
 
-    Inputs that the operator changes are states in device memory; weights are in the kernel's pack. With `in_place`,
-    outputs reuse the memory of inputs where the schema allows it; these inputs are states, too.
+    Inputs that the operator changes are states in device memory; weights are packed as the kernel needs them. With
+    `in_place`, outputs reuse the memory of inputs where the schema allows it; these inputs are states, too.
     """
 
     def __init__(
@@ -169,8 +169,8 @@ class KernelCall:
             assert_same_bits([after], [given[name]], f"the kernel wrote to its input {name}")
         for output, padded in self._poisoned():
             poison = _POISON_OF_FLOATS if output.dtype.is_floating else _POISON_OF_INTEGERS
-            behind = on_host(self._opened.backend, padded)[output.nbytes :]
-            assert np.all(behind == poison), "the kernel wrote behind the end of its output"
+            padding = on_host(self._opened.backend, padded)[output.nbytes :]
+            assert np.all(padding == poison), "the kernel wrote behind the end of its output"
         return [np.array(self._executor.output(f"out{position}", ())) for position in range(self._num_outputs)]
 
     def run(self, inputs: Sequence[Array | None]) -> list[Array]:
@@ -199,7 +199,7 @@ def run_kernel(
 
 
 def _in_place(plan: Plan, schema: OperatorSchema) -> Plan:
-    """Return the plan with outputs in the memory of the inputs that they may reuse."""
+    """Return the plan with outputs in the memory of the inputs whose memory they may reuse."""
     (step,) = plan.steps
     names = [spec.name for spec in schema.inputs]
     outputs = [
@@ -213,17 +213,18 @@ def _in_place(plan: Plan, schema: OperatorSchema) -> Plan:
 def check_kernel(case: KernelCase, operators: OperatorRegistry, opened: OpenDevice) -> None:
     """Assert that a kernel's outputs are those of the float64 reference, within the operator's tolerance for the dtype.
 
-    It first runs with other values of the same shapes, which must leave no trace. Where outputs may reuse the memory of
-    inputs, it runs in place as well, which must give the same bits. Quantised weights have the values that the format
-    defines.
+    The kernel first runs with other values of the same shapes, which must not affect the result. If outputs may reuse
+    the memory of inputs, it also runs in place, which must give the same bits.
+
+    Quantised weights have the values that the format defines.
     """
     inputs = rounded_inputs(case.operator, case.sample, case.float_type)
     call = KernelCall(case, operators, opened, inputs)
     call.run(other_values(case.operator, inputs, case.sample.attributes))
     outputs = call.run(inputs)
     expected = _expected_of(case, operators, inputs)
-    step = _HALF_STEP if case.kernel.arithmetic is DType.INT8 else 0.0
-    _assert_close(case.operator, case.float_type, expected, outputs, _allowed_beside(case), step)
+    activation_error = _INT8_ERROR if case.kernel.arithmetic is DType.INT8 else 0.0
+    _assert_close(case.operator, case.float_type, expected, outputs, _additional_tolerance(case), activation_error)
     if _may_be_in_place(case.operator, inputs, outputs):
         in_place = KernelCall(case, operators, opened, inputs, in_place=True).run(inputs)
         assert_same_bits(in_place, outputs, "in place it has other results")
@@ -243,7 +244,7 @@ def other_values(
 ) -> list[Array | None]:
     """Return inputs of the same shapes and mostly other values: each one reversed where that is valid.
 
-    Offsets, and indices that `Operator.check` would refuse, are unchanged.
+    Cumulative lengths (`cu_…`), and indices that `Operator.check` rejects in reversed order, are unchanged.
     """
     names = [spec.name for spec in operator.schema.inputs]
     types = [None if array is None else TensorType(DType.of_numpy(array.dtype), array.shape) for array in inputs]
@@ -254,8 +255,8 @@ def other_values(
     for position, array in enumerate(inputs):
         if array is None or names[position].startswith("cu_"):
             continue
-        backwards = np.ascontiguousarray(array.reshape(-1)[::-1].reshape(array.shape))
-        candidate = [*changed[:position], backwards, *changed[position + 1 :]]
+        reversed_array = np.ascontiguousarray(array.reshape(-1)[::-1].reshape(array.shape))
+        candidate = [*changed[:position], reversed_array, *changed[position + 1 :]]
         if operator.check is not None and array.dtype.kind == "i":
             integers = {
                 name: value
@@ -270,11 +271,11 @@ def other_values(
     return changed
 
 
-def assert_same_bits(outputs: Sequence[Array], expected: Sequence[Array], what: str) -> None:
-    """Assert that arrays have the same bytes."""
-    for output, other in zip(outputs, expected, strict=True):
-        is_same = np.ascontiguousarray(output).view(np.uint8) == np.ascontiguousarray(other).view(np.uint8)
-        assert np.all(is_same), f"{what}: {np.count_nonzero(~is_same)} of {output.nbytes} bytes differ"
+def assert_same_bits(outputs: Sequence[Array], expected: Sequence[Array], message: str) -> None:
+    """Assert that arrays have the same bytes; `message` says what is wrong if they do not."""
+    for output, reference in zip(outputs, expected, strict=True):
+        is_same = np.ascontiguousarray(output).view(np.uint8) == np.ascontiguousarray(reference).view(np.uint8)
+        assert np.all(is_same), f"{message}: {np.count_nonzero(~is_same)} of {output.nbytes} bytes differ"
 
 
 def assert_within_tolerance(
@@ -284,18 +285,18 @@ def assert_within_tolerance(
     inputs: Sequence[Array | None],
     attributes: Mapping[str, Any],
     outputs: Sequence[Array],
-    more: Tolerance = Tolerance(),  # noqa: B008 - a constant
+    additional: Tolerance = Tolerance(),  # noqa: B008 - a constant
 ) -> None:
     """Assert that outputs are those of the float64 reference, within the operator's tolerance for `float_type` plus
-    `more`.
+    the `additional` one.
     """
-    _assert_close(operator, float_type, _expected(operators, operator, inputs, attributes), outputs, more)
+    _assert_close(operator, float_type, _expected(operators, operator, inputs, attributes), outputs, additional)
 
 
 class _Expected(NamedTuple):
     """The outputs of the float64 reference, and the sums of the magnitudes of their terms.
 
-    `largest` are these sums where every element of the first input is as large as the largest one of its row.
+    `largest` are these sums for a first input whose elements all have the largest magnitude of their row.
     """
 
     outputs: tuple[Array, ...]
@@ -313,18 +314,20 @@ def _expected_of(case: KernelCase, operators: OperatorRegistry, inputs: Sequence
     format = "" if case.weight_format is None else case.weight_format.name
     key = (case.operator.name, id(case.sample), case.float_type, f"{format} {case.kernel.arithmetic}")
     if key not in _cache:
-        meant = [
+        dequantized = [
             array
             if array is None or spec.name not in case.formatted
             else fake_quantize(case.formatted[spec.name], array)
             for spec, array in zip(case.operator.schema.inputs, inputs, strict=True)
         ]
-        made = _expected(operators, case.operator, meant, case.sample.attributes)
+        expected = _expected(operators, case.operator, dequantized, case.sample.attributes)
         if case.kernel.arithmetic is DType.INT8 and case.operator.term_magnitudes is not None:
-            made = made._replace(largest=_terms_of_largest(case, meant))
-        while _cache and sum(_num_bytes(entry) for _, entry in _cache.values()) + _num_bytes(made) > _MAX_CACHED_BYTES:
+            expected = expected._replace(largest=_terms_of_largest(case, dequantized))
+        while (
+            _cache and sum(_num_bytes(entry) for _, entry in _cache.values()) + _num_bytes(expected) > _MAX_CACHED_BYTES
+        ):
             del _cache[next(iter(_cache))]
-        _cache[key] = (case.sample, made)
+        _cache[key] = (case.sample, expected)
     return _cache[key][1]
 
 
@@ -357,28 +360,36 @@ def _assert_close(
     float_type: DType,
     expected: _Expected,
     outputs: Sequence[Array],
-    more: Tolerance,
-    step: float = 0.0,
+    additional: Tolerance,
+    activation_error: float = 0.0,
 ) -> None:
-    """Assert that outputs are as expected, within the operator's tolerance and either `more` or a `step` of rows."""
+    """Assert that outputs are as expected, within the operator's tolerance and an additional one.
+
+    If activations are quantised, the larger of two bounds applies: `additional` as a fraction of the terms of an
+    output, or `activation_error` as a fraction of these terms for the largest activation of a row.
+    """
     tolerance = operator.tolerances[float_type]
     largest = expected.terms if expected.largest is None else expected.largest
-    for output, reference, magnitude, of_row in zip(outputs, expected.outputs, expected.terms, largest, strict=True):
+    for output, reference, magnitude, row_largest in zip(
+        outputs, expected.outputs, expected.terms, largest, strict=True
+    ):
         assert output.shape == reference.shape, f"the output is of shape {output.shape}, not {reference.shape}"
-        got = output.astype(np.float64)
-        is_open = np.isposinf(magnitude)
-        is_exact = ~is_open & ~np.isfinite(reference)
-        np.testing.assert_array_equal(got[is_exact], reference[is_exact])
-        is_close = ~is_open & np.isfinite(reference)
-        error = np.abs(got[is_close] - reference[is_close])
-        rounding = (tolerance.relative + more.relative) * np.abs(reference[is_close]) + tolerance.absolute
-        quantised = np.maximum(more.relative_to_terms * magnitude[is_close], step * of_row[is_close])
+        actual = output.astype(np.float64)
+        is_unbounded = np.isposinf(magnitude)
+        is_exact = ~is_unbounded & ~np.isfinite(reference)
+        np.testing.assert_array_equal(actual[is_exact], reference[is_exact])
+        is_close = ~is_unbounded & np.isfinite(reference)
+        error = np.abs(actual[is_close] - reference[is_close])
+        rounding = (tolerance.relative + additional.relative) * np.abs(reference[is_close]) + tolerance.absolute
+        quantised = np.maximum(
+            additional.relative_to_terms * magnitude[is_close], activation_error * row_largest[is_close]
+        )
         allowed = tolerance.relative_to_terms * magnitude[is_close] + quantised + rounding
         assert np.all(error <= allowed), f"off by up to {error.max():.3g}, outside of {tolerance}"
 
 
-def _allowed_beside(case: KernelCase) -> Tolerance:
-    """Return the error that a kernel with quantised weights is allowed besides its operator's tolerance."""
+def _additional_tolerance(case: KernelCase) -> Tolerance:
+    """Return the tolerance of a kernel with quantised weights in addition to that of its operator."""
     if case.weight_format is None:
         return Tolerance()
     if case.operator.gathered:

@@ -72,7 +72,7 @@ class _Conformance:
         subject = self.runtime.architectures.get(self._architectures[0]) if family else self.opened.backend
         self._expectations = _expectations(config.getoption("--expectations"), subject)
         path = config.getoption("--conformance-report")
-        self._lines = None if path is None else Path(path)
+        self._report_path = None if path is None else Path(path)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "kernel_case" in metafunc.fixturenames:
@@ -83,19 +83,20 @@ class _Conformance:
             metafunc.parametrize("invariant_group", list(self._invariant_groups()), ids=str)
         if "unknown_kernel" in metafunc.fixturenames:
             metafunc.parametrize("unknown_kernel", list(self._unknown_kernels()), ids=lambda text: text.split()[1])
-        if "uncomputed" in metafunc.fixturenames:
+        if "operator_without_kernel" in metafunc.fixturenames:
             computed = {kernel.operator for kernel in self._kernels()}
             metafunc.parametrize(
-                "uncomputed", [operator.name for operator in self.runtime.operators if operator.name not in computed]
+                "operator_without_kernel",
+                [operator.name for operator in self.runtime.operators if operator.name not in computed],
             )
         if "model_check" in metafunc.fixturenames:
-            metafunc.parametrize(("model_check", "model_case"), list(self._model_checks()), ids=_name_of_check)
+            metafunc.parametrize(("model_check", "model_case"), list(self._model_checks()), ids=_check_name)
         if "general_architecture" in metafunc.fixturenames:
             metafunc.parametrize(("general_architecture", "model_case"), list(self._gguf_cases()), ids=str)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if not item.name.endswith("[NOTSET]")]  # there are no parameters
-        names = list(map(_name, items))
+        names = list(map(_case_name, items))
         for item, name in zip(items, names, strict=True):
             expected = self._expectations.find(name)
             if expected is not None and expected.kind == "unsupported":
@@ -107,7 +108,7 @@ class _Conformance:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        self._write("running", _name(item))
+        self._write("running", _case_name(item))
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -137,8 +138,8 @@ class _Conformance:
 
     def _invariant_groups(self) -> Iterator[KernelGroup]:
         """Yield kernels that claim to be batch invariant, of operators whose rows can be computed alone."""
-        claiming = [case for case in self._kernel_cases if case.kernel.is_batch_invariant]
-        for group in kernel_groups(claiming, of_every_format=True):
+        invariant_cases = [case for case in self._kernel_cases if case.kernel.is_batch_invariant]
+        for group in kernel_groups(invariant_cases, of_every_format=True):
             if any(has_separable_rows(case, self.runtime.operators) for case in group.cases):
                 yield group
 
@@ -161,8 +162,8 @@ class _Conformance:
                 yield name, cases_of(self.runtime, architecture)[0]
 
     def _write(self, kind: str, value: Any) -> None:
-        if self._lines is not None:
-            with self._lines.open("a", encoding="utf-8") as stream:
+        if self._report_path is not None:
+            with self._report_path.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps({kind: value}) + "\n")
 
 
@@ -218,7 +219,7 @@ def _architectures(runtime: Runtime, family: str) -> Sequence[str]:
     return found
 
 
-def _name_of_check(value: Any) -> str:
+def _check_name(value: Any) -> str:
     return str(getattr(value, "__name__", value))
 
 
@@ -237,11 +238,11 @@ def _operator_of(item: pytest.Item) -> str | None:
             value = value.cases[0]
         if isinstance(value, KernelCase):
             return value.operator.name
-    uncomputed = parameters.get("uncomputed")
-    return None if uncomputed is None else str(uncomputed)
+    operator_without_kernel = parameters.get("operator_without_kernel")
+    return None if operator_without_kernel is None else str(operator_without_kernel)
 
 
-def _name(item: pytest.Item) -> str:
+def _case_name(item: pytest.Item) -> str:
     """Return the name of a case, `suite.test[parameters]`: the suite is the first word of the file's name."""
     suite = item.path.stem.removeprefix("test_").partition("_")[0]
     return f"{suite}.{item.name.removeprefix('test_')}"
@@ -262,7 +263,9 @@ def _result(item: pytest.Item, report: pytest.TestReport) -> CaseResult:
     else:
         outcome, reason = Outcome.FAILED, _first_line(report)
     details = report.longreprtext if outcome is Outcome.FAILED else ""
-    return CaseResult(_name(item), outcome, is_required, reason.removeprefix("Skipped: "), details, report.duration)
+    return CaseResult(
+        _case_name(item), outcome, is_required, reason.removeprefix("Skipped: "), details, report.duration
+    )
 
 
 def _first_line(report: pytest.TestReport) -> str:

@@ -46,7 +46,7 @@ _RENAMED_CASES = {
     "models.memory_is_given_back": "models.memory_is_freed",
     "models.fewer_bits": "models.quantised_weights",
 }
-"""The names of cases by their former names, which files of expectations may have."""
+"""Former names of cases, which expectation files may still contain, with their present names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +116,15 @@ class Outcome(StrEnum):
     UNEXPECTED_PASS = "unexpected_pass"
 
 
-_BAD = (Outcome.FAILED, Outcome.UNEXPECTED_PASS)
+_FAILURES = (Outcome.FAILED, Outcome.UNEXPECTED_PASS)
 
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
     """The result of one case, called `suite.test[parameters]`.
 
-    `is_required` says that every backend must pass it, `is_foreign` that it is about an operator of a package other
-    than the core and the backend's, which does not count for the backend. `reason` is a sentence for every outcome but
+    `is_required` says that every backend must pass the case. `is_foreign` says that a package other than the core and
+    the backend's defines its operator, so that the case does not count. `reason` is a sentence for every outcome but
     PASSED, `details` the whole output of a failed test.
     """
 
@@ -169,7 +169,7 @@ class Report:
     @property
     def failures(self) -> list[CaseResult]:
         """The cases that failed, or passed although they were expected to fail."""
-        return [case for case in self.cases if case.outcome in _BAD]
+        return [case for case in self.cases if case.outcome in _FAILURES]
 
     @property
     def is_ok(self) -> bool:
@@ -181,10 +181,10 @@ class Report:
         """`full` where all cases passed, `required` where the required ones did, else `none`; None for a selection."""
         if self.is_selection:
             return None
-        short = [case for case in self.cases if case.outcome is not Outcome.PASSED and self._counts(case)]
-        if not self.is_ok or any(case.is_required for case in short):
+        not_passed = [case for case in self.cases if case.outcome is not Outcome.PASSED and self._counts(case)]
+        if not self.is_ok or any(case.is_required for case in not_passed):
             return "none"
-        return "required" if short else "full"
+        return "required" if not_passed else "full"
 
     @property
     def exit_code(self) -> int:

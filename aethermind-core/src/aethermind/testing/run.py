@@ -1,4 +1,4 @@
-"""Runs the suites in a child process: where a backend crashes it, a case has failed, and this process continues."""
+"""Runs the suites in a child process. If a backend crashes that process, a case has failed, and this one continues."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def _run(
     is_selection = keyword is not None or (suites != ["families"] and set(suites) != set(SUITES))
     report = Report(subject, version("aethermind-core"), is_selection=is_selection)
     with TemporaryDirectory() as folder:
-        lines, output = Path(folder, "cases.jsonl"), Path(folder, "output.txt")
-        lines.touch()
+        results, output = Path(folder, "cases.jsonl"), Path(folder, "output.txt")
+        results.touch()
         folder_of_suites = Path(__file__).parent / "suites"
         files = [str(path) for suite in suites for path in sorted(folder_of_suites.glob(f"test_{suite}*.py"))]
         command = [sys.executable, "-m", "aethermind.testing", *files, *options]
-        command += ["--conformance-report", str(lines), "--tb=short", "-q", "--no-header"]
+        command += ["--conformance-report", str(results), "--tb=short", "-q", "--no-header"]
         command += [] if expectations is None else ["--expectations", expectations]
         command += [] if keyword is None else ["-k", keyword]
         command += ["--exitfirst"] if stop_at_failure else []
@@ -93,27 +93,27 @@ def _run(
             subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment) as process,
         ):
             try:
-                running = _follow(process, lines, report, timeout_s, on_case)
+                running = _read_results(process, results, report, timeout_s, on_case)
             except BaseException:
                 process.kill()
                 raise
-        said = output.read_text(errors="replace").strip()
-    _conclude(report, process.returncode, running, said, on_case)
+        output_text = output.read_text(errors="replace").strip()
+    _conclude(report, process.returncode, running, output_text, on_case)
     return report
 
 
-def _follow(
+def _read_results(
     process: subprocess.Popen[bytes],
     path: Path,
     report: Report,
     timeout_s: float,
     on_case: Callable[[CaseResult], None],
 ) -> str | None:
-    """Read lines until the process has ended, or been ended for a case that took too long; returns the case that it was
-    in then.
+    """Read results until the process has ended, or is killed because a case takes too long; returns the case that was
+    running then.
     """
     running: str | None = None
-    begun = time.monotonic()
+    started = time.monotonic()
     line = ""
     with path.open(encoding="utf-8") as lines:
         has_ended = False
@@ -125,7 +125,7 @@ def _follow(
                 ((kind, value),) = json.loads(line).items()
                 line = ""
                 if kind == "running":
-                    running, begun = value, time.monotonic()
+                    running, started = value, time.monotonic()
                 elif kind == "problem":
                     report.problems.append(value)
                 else:
@@ -138,7 +138,7 @@ def _follow(
                 process.wait(_POLL_S)
                 has_ended = True
             except subprocess.TimeoutExpired:
-                if running is not None and time.monotonic() - begun > timeout_s:
+                if running is not None and time.monotonic() - started > timeout_s:
                     process.kill()
                     process.wait()
                     report.problems.append(f"{running} took more than {timeout_s:g} s and was ended (--timeout).")
@@ -146,21 +146,25 @@ def _follow(
 
 
 def _conclude(
-    report: Report, status: int, running: str | None, said: str, on_case: Callable[[CaseResult], None]
+    report: Report, status: int, running: str | None, output_text: str, on_case: Callable[[CaseResult], None]
 ) -> None:
     if status == _USAGE_ERROR:
-        raise InvalidArgumentError(said.splitlines()[-1].removeprefix("ERROR: ") if said else "pytest refused to run.")
+        raise InvalidArgumentError(
+            output_text.splitlines()[-1].removeprefix("ERROR: ") if output_text else "pytest refused to run."
+        )
     if status < 0 and running is None and report.cases:
         # Memory that a kernel overwrote is often missed only when the next case, or the interpreter's end, frees it.
         running = report.cases.pop().name
-        died = f"The process died of signal {-status} after this case, which may have written beyond its memory."
+        reason = f"The process died of signal {-status} after this case, which may have written beyond its memory."
     else:
-        died = f"The process died of signal {-status} in this case."
+        reason = f"The process died of signal {-status} in this case."
     if status < 0 and running is not None:
-        report.cases.append(result := CaseResult(running, Outcome.FAILED, reason=died, details=said))
+        report.cases.append(result := CaseResult(running, Outcome.FAILED, reason=reason, details=output_text))
         on_case(result)
     elif status not in (0, 1, 5) or (status == 1 and not report.failures):
-        raise AetherMindError(f"The suites could not be run to their end (status {status}). They said:\n{said[-2000:]}")
+        raise AetherMindError(
+            f"The suites could not be run to their end (status {status}). Their output:\n{output_text[-2000:]}"
+        )
     if status < 0:
         report.problems.append(f"The run ended at {running}; what comes after it was not tried.")
     if not report.executed:

@@ -60,9 +60,9 @@ _TPOT_BUCKETS_S = (
 _TOKEN_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 
 _ADMISSION_GAUGES = {
-    "num_open": "Answers admitted and not finished.",
-    "num_queued": "Answers among them without a first token.",
-    "num_queued_tokens": "Prompt tokens of answers without a first token.",
+    "num_open": "Completions admitted and not finished.",
+    "num_queued": "Completions among them without a first token.",
+    "num_queued_tokens": "Prompt tokens of completions without a first token.",
 }
 """Gauges that read attributes of `AdmissionController`."""
 
@@ -89,7 +89,7 @@ class Metrics:
         registry.register(self._tokens)
         self._finished = counter(
             "request_success",
-            "Answers ended, by reason: stop, length, abort (the client disconnected), error.",
+            "Completions ended, by reason: stop, length, abort (the client disconnected), error.",
             "finished_reason",
         )
         self._ttft = histogram("time_to_first_token_seconds", "From arrival to the first token.")
@@ -159,7 +159,7 @@ class Metrics:
                 self._tokens.count(record.model, num_new_tokens, None)
             else:
                 # The completions of a request (n > 1) decode in the same steps.
-                inter_token_s = (record.last_token_s - previous_s) * len(record.answer_reasons) / num_new_tokens
+                inter_token_s = (record.last_token_s - previous_s) * len(record.finish_reason_by_index) / num_new_tokens
                 self._tokens.count(record.model, num_new_tokens, inter_token_s)
         if delta.finished:
             self._count(record)

@@ -34,7 +34,7 @@ _PROBES = frozenset({"/health", "/ready", "/metrics", "/version"})
 
 @dataclass(slots=True)
 class GenerationRecord:
-    """A prompt and its answers. Points in time are those of `time.perf_counter`. Mutable.
+    """A prompt and its completions. Points in time are those of `time.perf_counter`. Mutable.
 
     `arrived_s` is the arrival of the HTTP request, so TTFT includes reading and tokenising it. `queue_s`, `prefill_s`
     and `decode_s` are the durations of the engine's phases.
@@ -46,9 +46,9 @@ class GenerationRecord:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
-    """Tokens of all answers."""
-    longest_answer: int = 0
-    """Tokens of the longest answer."""
+    """Tokens of all completions."""
+    longest_completion: int = 0
+    """Tokens of the longest completion."""
     first_token_s: float | None = None
     last_token_s: float | None = None
     queue_s: float | None = None
@@ -56,32 +56,34 @@ class GenerationRecord:
     decode_s: float | None = None
     num_preemptions: int = 0
     finish_reasons: Sequence[str] = ()
-    """One for each answer once all have ended: stop, length, abort (the client disconnected) or error."""
-    answer_reasons: dict[int, str | None] = field(default_factory=dict)
-    """The finish reason of each answer so far, by its index."""
+    """One for each completion once all have ended: stop, length, abort (the client disconnected) or error."""
+    finish_reason_by_index: dict[int, str | None] = field(default_factory=dict)
+    """The finish reason of each completion so far, by its index."""
 
     def update(self, delta: OutputDelta) -> int:
         """Update the record by new output; returns the number of new tokens."""
-        num_new = 0
+        num_new_tokens = 0
         for completion in delta.completions:
-            num_new += len(completion.token_ids)
-            self.answer_reasons[completion.index] = completion.finish_reason
-            self.longest_answer = max(self.longest_answer, completion.num_tokens)
-        self.num_output_tokens += num_new
-        if num_new:
+            num_new_tokens += len(completion.token_ids)
+            self.finish_reason_by_index[completion.index] = completion.finish_reason
+            self.longest_completion = max(self.longest_completion, completion.num_tokens)
+        self.num_output_tokens += num_new_tokens
+        if num_new_tokens:
             self.last_token_s = time.perf_counter()
             if self.first_token_s is None:
                 self.first_token_s = self.last_token_s
-        times = delta.metrics
+        engine_times = delta.metrics
         self.num_prompt_tokens = delta.num_prompt_tokens
         self.num_cached_tokens = delta.num_cached_tokens
-        self.num_preemptions = times.num_preemptions
+        self.num_preemptions = engine_times.num_preemptions
         if delta.finished:
-            self.finish_reasons = tuple(self.answer_reasons[index] or "abort" for index in sorted(self.answer_reasons))
-            self.queue_s = _between(times.arrival_s, times.admitted_s)
-            self.prefill_s = _between(times.admitted_s, times.first_token_s)
-            self.decode_s = _between(times.first_token_s, times.finished_s)
-        return num_new
+            self.finish_reasons = tuple(
+                self.finish_reason_by_index[index] or "abort" for index in sorted(self.finish_reason_by_index)
+            )
+            self.queue_s = _elapsed_s(engine_times.arrival_s, engine_times.admitted_s)
+            self.prefill_s = _elapsed_s(engine_times.admitted_s, engine_times.first_token_s)
+            self.decode_s = _elapsed_s(engine_times.first_token_s, engine_times.finished_s)
+        return num_new_tokens
 
     @property
     def inference_s(self) -> float | None:
@@ -95,10 +97,10 @@ class GenerationRecord:
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time per output token after the first (TPOT). Answers to one prompt are generated in one batch."""
-        if self.first_token_s is None or self.last_token_s is None or self.longest_answer < 2:
+        """Mean time per output token after the first (TPOT). Completions of a prompt run in one batch."""
+        if self.first_token_s is None or self.last_token_s is None or self.longest_completion < 2:
             return None
-        return (self.last_token_s - self.first_token_s) / (self.longest_answer - 1)
+        return (self.last_token_s - self.first_token_s) / (self.longest_completion - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +158,13 @@ class HttpRecord:
         )
 
 
-def _between(start_s: float | None, end_s: float | None) -> float | None:
+def _elapsed_s(start_s: float | None, end_s: float | None) -> float | None:
     return None if start_s is None or end_s is None else end_s - start_s
 
 
 _MAX_CLIENT_ID_CHARS = 128
 _MAX_LOG_CHARS = 256
-_IN_MESSAGE = ("client", "method", "path", "status")
+_FIELDS_IN_MESSAGE = ("client", "method", "path", "status")
 
 _log = get_logger("aethermind.request")
 
@@ -237,7 +239,7 @@ def log_request(record: HttpRecord) -> None:
     level = logging.INFO if record.is_api_call else logging.DEBUG
     if _log.isEnabledFor(level):
         path, status = quoted(record.path[:_MAX_LOG_CHARS]), "gone" if record.status is None else record.status
-        extra = {"fields": _fields(record), "in_message": _IN_MESSAGE}
+        extra = {"fields": _fields(record), "in_message": _FIELDS_IN_MESSAGE}
         _log.log(level, "%s %s %s %s", record.client or "-", record.method, path, status, extra=extra)
 
 

@@ -73,9 +73,9 @@ class Tracing:
         start_ns = time.time_ns() - elapsed_ns
         operation = _OPERATIONS.get(record.route)
         name = f"{record.method} {record.route}"
-        work = record.generations[0] if record.generations else record.embedding
-        if operation is not None and work is not None:
-            name = f"{operation} {work.model}"
+        served = record.generations[0] if record.generations else record.embedding
+        if operation is not None and served is not None:
+            name = f"{operation} {served.model}"
         span = self._tracer.start_span(
             name,
             context=self._propagator.extract(headers),
@@ -108,16 +108,16 @@ def _attributes(record: HttpRecord, operation: str | None) -> dict[str, Any]:
         "aethermind.tenant": record.tenant,
     }
     if record.generations:
-        attributes |= _of_generations(record, record.generations, operation)
+        attributes |= _generation_attributes(record, record.generations, operation)
     if record.embedding is not None:
         attributes |= {
-            **_of_model(record.embedding.model, operation),
+            **_model_attributes(record.embedding.model, operation),
             "gen_ai.usage.input_tokens": record.embedding.num_prompt_tokens,
         }
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-def _of_model(model: str, operation: str | None) -> dict[str, Any]:
+def _model_attributes(model: str, operation: str | None) -> dict[str, Any]:
     return {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "aethermind",
@@ -126,12 +126,14 @@ def _of_model(model: str, operation: str | None) -> dict[str, Any]:
     }
 
 
-def _of_generations(record: HttpRecord, generations: list[GenerationRecord], operation: str | None) -> dict[str, Any]:
+def _generation_attributes(
+    record: HttpRecord, generations: list[GenerationRecord], operation: str | None
+) -> dict[str, Any]:
     first = generations[0]
     params = first.params
     queue_s = max((generation.queue_s for generation in generations if generation.queue_s is not None), default=None)
     return {
-        **_of_model(first.model, operation),
+        **_model_attributes(first.model, operation),
         "gen_ai.request.max_tokens": params.max_tokens,
         "gen_ai.request.temperature": params.temperature,
         "gen_ai.request.top_p": params.top_p,

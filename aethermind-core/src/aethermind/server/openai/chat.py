@@ -94,12 +94,12 @@ class ChatRequest(SamplingFields):
 
     @property
     def callable_tools(self) -> list[Tool]:
-        """The tools that this answer may call."""
+        """The tools that this completion may call."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
     def requires_call(self) -> bool:
-        """Whether the answer has to be a call."""
+        """Whether the completion has to be a call."""
         return self.tool_choice not in (None, "none", "auto")
 
     def prompt(self, model: ServedModel, ignored: IgnoredFields | None = None) -> RenderedChat:

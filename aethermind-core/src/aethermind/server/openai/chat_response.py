@@ -1,4 +1,4 @@
-"""Responses of `/v1/chat/completions`: parses answers into content, reasoning and tool calls, and builds the JSON."""
+"""Responses of `/v1/chat/completions`: parses output into content, reasoning and tool calls, and builds the JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aethermind.server.generation import PromptState, ResponseBuilder, answer_id, usage_of
+from aethermind.server.generation import PromptState, ResponseBuilder, response_id, token_usage
 from aethermind.server.openai.tools import RequiredCallParser, delta_of
 from aethermind.server.sse import TextEvents
 from aethermind.text.answer_parser import AnswerParser, Content, ToolCall
@@ -27,15 +27,15 @@ __all__ = ["ChatOutputParser", "ChatResponseBuilder", "token_logprobs"]
 
 
 class ChatOutputParser:
-    """Parses one answer to a chat request, as it grows, into content, reasoning and tool calls. Mutable.
+    """Parses one completion to a chat request, as it grows, into content, reasoning and tool calls. Mutable.
 
     `format` is the model's output format. `prompt` is needed because it may end inside an open reasoning block. A
-    constrained answer has no reasoning, because the constraint applies from its first character on.
+    constrained completion has no reasoning, because the constraint applies from its first character on.
     """
 
     def __init__(self, request: ChatRequest, format: AnswerFormat, prompt: str) -> None:
         is_call = request.callable_tools and request.requires_call
-        self._parser = RequiredCallParser() if is_call else _answer_parser(request, format, prompt)
+        self._parser = RequiredCallParser() if is_call else _output_parser(request, format, prompt)
         self._max_calls = 1 if request.parallel_tool_calls is False else None
         self._num_calls = 0
 
@@ -55,7 +55,7 @@ class ChatOutputParser:
         return "tool_calls" if finish_reason == "stop" and self._num_calls else finish_reason
 
 
-def _answer_parser(request: ChatRequest, format: AnswerFormat, prompt: str) -> AnswerParser:
+def _output_parser(request: ChatRequest, format: AnswerFormat, prompt: str) -> AnswerParser:
     functions = [tool.function.name for tool in request.callable_tools]
     if not functions:
         format = replace(format, tool_call=None)
@@ -72,8 +72,8 @@ def token_logprobs(
     tokens = []
     for token_id, alternatives in zip(token_ids, logprobs, strict=True):
         top = [
-            _token_logprob(tokenizer, other, alternative)
-            for other, alternative in alternatives.items()
+            _token_logprob(tokenizer, alternative_id, alternative)
+            for alternative_id, alternative in alternatives.items()
             if alternative.rank <= num_top
         ]
         tokens.append({**_token_logprob(tokenizer, token_id, alternatives[token_id]), "top_logprobs": top})
@@ -82,8 +82,8 @@ def token_logprobs(
 
 def _token_logprob(tokenizer: Tokenizer, token_id: int, logprob: Logprob) -> dict[str, Any]:
     """A token with its bytes, so that clients can reassemble a character that is split across tokens."""
-    raw = tokenizer.token_bytes(token_id)
-    token_bytes = logprob.decoded_token.encode() if raw is None else raw
+    known_bytes = tokenizer.token_bytes(token_id)
+    token_bytes = logprob.decoded_token.encode() if known_bytes is None else known_bytes
     return {"token": logprob.decoded_token, "logprob": logprob.logprob, "bytes": list(token_bytes)}
 
 
@@ -94,7 +94,7 @@ class ChatResponseBuilder(ResponseBuilder):
         self._tokenizer = model.tokenizer
         self._num_top = request.top_logprobs or 0
         self._has_usage = request.has_stream_usage
-        self._common_fields: dict[str, Any] = {"id": answer_id(request_id, "chatcmpl-"), "created": int(time.time())}
+        self._common_fields: dict[str, Any] = {"id": response_id(request_id, "chatcmpl-"), "created": int(time.time())}
         self._common_fields["model"] = model.name
         if self._has_usage:  # all chunks have the field, which is null in all but the last
             self._common_fields["usage"] = None
@@ -105,7 +105,7 @@ class ChatResponseBuilder(ResponseBuilder):
     def full_response(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         choices = [self._full_choice(completion) for output in outputs for completion in output.outputs]
         states = [PromptState.final(output) for output in outputs]
-        return {**self._common_fields, "object": "chat.completion", "choices": choices, "usage": usage_of(states)}
+        return {**self._common_fields, "object": "chat.completion", "choices": choices, "usage": token_usage(states)}
 
     def delta_events(self, index: int, delta: CompletionDelta, prompt: PromptState) -> Iterable[Event]:
         if index not in self._parsers:
@@ -114,7 +114,7 @@ class ChatResponseBuilder(ResponseBuilder):
         parser = self._parsers[index]
         parts = parser.read(delta.text, is_last=delta.finish_reason is not None)
         logprobs = self._logprobs(delta.token_ids, delta.logprobs)
-        # tokens without text yet still send their logprobs
+        # Tokens that have no text yet are sent with empty content, because of their logprobs.
         for part in parts or ([Content("")] if logprobs else []):
             if logprobs is None and isinstance(part, Content):
                 yield self._texts.encode(index, part.text)
@@ -126,7 +126,12 @@ class ChatResponseBuilder(ResponseBuilder):
 
     def final_events(self, prompts: Sequence[PromptState]) -> Iterable[Event]:
         if self._has_usage:
-            yield {**self._common_fields, "object": "chat.completion.chunk", "choices": [], "usage": usage_of(prompts)}
+            yield {
+                **self._common_fields,
+                "object": "chat.completion.chunk",
+                "choices": [],
+                "usage": token_usage(prompts),
+            }
 
     def _chunk(
         self,

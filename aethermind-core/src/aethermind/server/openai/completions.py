@@ -1,4 +1,4 @@
-"""`/v1/completions`: the request's schema, and the whole or streamed continuation of one or several prompts."""
+"""`/v1/completions`: the request schema, and the full or streamed continuation of one or several prompts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aethermind.engine.requests.output_delta import CompletionDelta
-from aethermind.server.generation import PromptState, ResponseBuilder, answer_id, usage_of
+from aethermind.server.generation import PromptState, ResponseBuilder, response_id, token_usage
 from aethermind.server.openai.request_fields import SamplingFields, sampling_params
-from aethermind.server.openai.serving import TextsOrTokens, prompts_of
+from aethermind.server.openai.serving import TextsOrTokens, engine_prompts
 from aethermind.server.openai.unknown_fields import UNSUPPORTED_IN_COMPLETIONS, UnsupportedField
 from aethermind.server.sse import TextEvents
 from aethermind.text.detokenizer import TokenOffsets, prompt_offsets
@@ -51,7 +51,7 @@ class CompletionRequest(SamplingFields):
 
     def prompts(self) -> list[Prompt]:
         """The prompts in the engine's format."""
-        return prompts_of(self.prompt, "prompt", MAX_PROMPTS)
+        return engine_prompts(self.prompt, "prompt", MAX_PROMPTS)
 
     def sampling(self, model: ServedModel) -> SamplingParams:
         """The sampling parameters. Engines generate at least one token, which a response omits if it only echoes."""
@@ -73,7 +73,7 @@ class CompletionResponseBuilder(ResponseBuilder):
         self._is_only_echo = request.is_only_echo
         self._has_usage = request.has_stream_usage
         self._common_fields: dict[str, Any] = {
-            "id": answer_id(request_id, "cmpl-"),
+            "id": response_id(request_id, "cmpl-"),
             "object": "text_completion",
             "created": int(time.time()),
             "model": model.name,
@@ -81,7 +81,7 @@ class CompletionResponseBuilder(ResponseBuilder):
         if self._has_usage:  # all chunks have the field, which is null in all but the last
             self._common_fields["usage"] = None
         self._tokenizer = model.tokenizer
-        self._begun: set[int] = set()
+        self._started: set[int] = set()
         self._offsets: dict[int, TokenOffsets] = {}
         self._texts = TextEvents(self.framing, lambda index, text: self._chunk(_choice(index, text)))
 
@@ -105,7 +105,7 @@ class CompletionResponseBuilder(ResponseBuilder):
 
     def delta_events(self, index: int, delta: CompletionDelta, prompt: PromptState) -> Iterable[Event]:
         if delta.logprobs is None and delta.finish_reason is None and not self._is_only_echo:
-            return (self._texts.encode(index, self._first_echo(index, prompt) + delta.text),)
+            return (self._texts.encode(index, self._echo_once(index, prompt) + delta.text),)
         return (self._chunk(self._choice_of(index, delta, prompt)),)
 
     def final_events(self, prompts: Sequence[PromptState]) -> Iterable[Event]:
@@ -114,59 +114,67 @@ class CompletionResponseBuilder(ResponseBuilder):
         return ({**self._common_fields, "choices": [], "usage": self._usage(prompts)},)
 
     def _choice_of(self, index: int, delta: CompletionDelta, prompt: PromptState) -> dict[str, Any]:
-        """The choice for new output of an answer; its first one begins with the echoed prompt."""
+        """The choice object for a delta. The first one of each choice begins with the echoed prompt."""
         if self._is_only_echo:
             no_logprobs: list[dict[int, Logprob]] | None = None if delta.logprobs is None else []
             delta = CompletionDelta(delta.index, "", [], no_logprobs, 0, "length")
-        logprobs = self._logprobs(index, delta, None if index in self._begun else prompt)
-        text = self._first_echo(index, prompt) + delta.text
+        logprobs = self._logprobs(index, delta, None if index in self._started else prompt)
+        text = self._echo_once(index, prompt) + delta.text
         return _choice(index, text, delta.finish_reason, delta.stop_reason, logprobs)
 
-    def _first_echo(self, index: int, prompt: PromptState) -> str:
-        """The text before that of new output: the echoed prompt if the output is an answer's first, else nothing."""
-        if index in self._begun:
+    def _echo_once(self, index: int, prompt: PromptState) -> str:
+        """The echoed prompt for the first output of the choice `index`, else an empty text."""
+        if index in self._started:
             return ""
-        self._begun.add(index)
-        return self._echoed(prompt)
+        self._started.add(index)
+        return self._echo(prompt)
 
     def _usage(self, prompts: Sequence[PromptState]) -> dict[str, Any]:
         """Token counts; the token that an engine generates for an echo alone is not counted."""
-        return usage_of([replace(prompt, num_output_tokens=0) for prompt in prompts] if self._is_only_echo else prompts)
+        return token_usage(
+            [replace(prompt, num_output_tokens=0) for prompt in prompts] if self._is_only_echo else prompts
+        )
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         return {**self._common_fields, "choices": [choice]}
 
     def _logprobs(self, index: int, delta: CompletionDelta, echoed: PromptState | None) -> dict[str, Any] | None:
-        """The log probabilities of new tokens, after those of the prompt in the first part of an answer."""
+        """The log probabilities of a delta's tokens; in the first delta, those of the echoed prompt before them."""
         if delta.logprobs is None:
             return None
         tokens: list[_ScoredToken] = []
         if echoed is not None:
-            prefix = self._echoed(echoed)
+            prefix = self._echo(echoed)
             if echoed.logprobs is not None and self._is_echoing:
-                places = prompt_offsets(self._tokenizer, prefix, echoed.token_ids)
-                tokens += zip(echoed.token_ids, echoed.logprobs, places, strict=True)
+                offsets = prompt_offsets(self._tokenizer, prefix, echoed.token_ids)
+                tokens += zip(echoed.token_ids, echoed.logprobs, offsets, strict=True)
             self._offsets[index] = TokenOffsets(self._tokenizer, len(prefix), before=echoed.token_ids)
-        places = [self._offsets[index].push(token_id) for token_id in delta.token_ids]
-        tokens += zip(delta.token_ids, delta.logprobs, places, strict=True)
+        offsets = [self._offsets[index].push(token_id) for token_id in delta.token_ids]
+        tokens += zip(delta.token_ids, delta.logprobs, offsets, strict=True)
         return _logprobs_object(tokens, self._tokenizer)
 
-    def _echoed(self, prompt: PromptState) -> str:
+    def _echo(self, prompt: PromptState) -> str:
         if not self._is_echoing:
             return ""
         return prompt.text if prompt.text is not None else self._tokenizer.decode(prompt.token_ids)
 
 
 def _choice(
-    index: int, text: str, finish: str | None = None, stop: str | int | None = None, logprobs: Any = None
+    index: int, text: str, finish_reason: str | None = None, stop_reason: str | int | None = None, logprobs: Any = None
 ) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish, "stop_reason": stop}
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": finish_reason,
+        "stop_reason": stop_reason,
+    }
 
 
-def _logprobs_object(scored: Sequence[_ScoredToken], tokenizer: Tokenizer) -> dict[str, Any]:
+def _logprobs_object(scored_tokens: Sequence[_ScoredToken], tokenizer: Tokenizer) -> dict[str, Any]:
     """The `logprobs` object of OpenAI's API. The first token of a prompt has no log probability."""
     tokens, chosen, top = [], [], []
-    for token_id, alternatives, _ in scored:
+    for token_id, alternatives, _ in scored_tokens:
         tokens.append(tokenizer.decode([token_id]) if alternatives is None else alternatives[token_id].decoded_token)
         chosen.append(None if alternatives is None else alternatives[token_id].logprob)
         top.append(
@@ -174,5 +182,5 @@ def _logprobs_object(scored: Sequence[_ScoredToken], tokenizer: Tokenizer) -> di
             if alternatives is None
             else {alternative.decoded_token: alternative.logprob for alternative in alternatives.values()}
         )
-    offsets = [offset for _, _, offset in scored]
+    offsets = [offset for _, _, offset in scored_tokens]
     return {"tokens": tokens, "token_logprobs": chosen, "top_logprobs": top, "text_offset": offsets}

@@ -17,7 +17,7 @@ from aethermind.server.cancellation import unless_disconnected
 from aethermind.server.observation.observer import EmbeddingRecord
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
-from aethermind.server.openai.serving import CLIENT_CLOSED_REQUEST, TextsOrTokens, prompts_of
+from aethermind.server.openai.serving import CLIENT_CLOSED_REQUEST, TextsOrTokens, engine_prompts
 from aethermind.server.openai.unknown_fields import UNSUPPORTED_IN_EMBEDDINGS, UnsupportedField
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ async def embed(request: Request, body: EmbeddingRequest) -> Response:
     state.models.status(body.model)  # an unknown model is the first error
     record = request.state.record
     record.user = body.user
-    prompts = prompts_of(body.input, "input", MAX_INPUTS)
+    prompts = engine_prompts(body.input, "input", MAX_INPUTS)
     timeout_s = state.limits.request_timeout_s
     async with AsyncExitStack() as resources:
         ticket = resources.enter_context(state.admission.admit(1, request.state.tenant))
@@ -67,14 +67,14 @@ async def embed(request: Request, body: EmbeddingRequest) -> Response:
         model = await unless_disconnected(request, leased)
         if model is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        read = await model.read_all([TextToEmbed.of(prompt) for prompt in prompts], "input")
-        num_tokens = sum(len(prompt.token_ids) for prompt in read)
+        tokenized = await model.read_all([TextToEmbed.of(prompt) for prompt in prompts], "input")
+        num_tokens = sum(len(prompt.token_ids) for prompt in tokenized)
         record.embedding = EmbeddingRecord(model.name, num_tokens)
-        _check_size(num_tokens, len(read), state.limits.max_queued_tokens)
+        _check_size(num_tokens, len(tokenized), state.limits.max_queued_tokens)
         ticket.enqueue(num_tokens)
         try:
             async with asyncio.timeout(timeout_s):
-                vectors = await unless_disconnected(request, _embeddings(model, read, body, ticket))
+                vectors = await unless_disconnected(request, _embeddings(model, tokenized, body, ticket))
         except TimeoutError:
             raise RequestTimeoutError(f"The embeddings were not finished after {timeout_s:g} seconds.") from None
     if vectors is None:

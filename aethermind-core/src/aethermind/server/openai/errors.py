@@ -42,7 +42,7 @@ ENGINE_DEAD_RETRY_S = 5
 
 _log = get_logger(__name__)
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class ApiError(Exception):
@@ -83,7 +83,7 @@ class ApiError(Exception):
 
 def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """The JSON body of an error with this HTTP status."""
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -130,21 +130,21 @@ LIMIT_CODES = frozenset(
 """Error codes of the server's limits, which `aethermind_requests_rejected` counts."""
 
 
-async def _answer_error(request: Request, error: Exception) -> JSONResponse:
+async def _handle_error(request: Request, error: Exception) -> JSONResponse:
     failure = as_api_error(error)
     request.state.record.error_code = failure.code
     return failure.response()
 
 
-async def _answer_validation(request: Request, error: Exception) -> JSONResponse:
+async def _handle_validation_error(request: Request, error: Exception) -> JSONResponse:
     """A 400 for a path or query parameter that a route refuses. Bodies are validated by `json_body`."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = str(first["loc"][-1])
-    return await _answer_error(request, ApiError(400, f"{name}: {first['msg']}.", param=name, code="invalid_value"))
+    return await _handle_error(request, ApiError(400, f"{name}: {first['msg']}.", param=name, code="invalid_value"))
 
 
-async def _answer_http(request: Request, error: Exception) -> JSONResponse:
+async def _handle_http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     url = request.url.path
     allowed = (error.headers or {}).get("Allow", "another method")
@@ -166,7 +166,7 @@ def _path_suggestion(request: Request) -> str:
 
 def install_error_handlers(app: Any) -> None:
     """Answer every error of `app`, a FastAPI or Starlette application, in OpenAI's format."""
-    app.add_exception_handler(HTTPException, _answer_http)
-    app.add_exception_handler(RequestValidationError, _answer_validation)
+    app.add_exception_handler(HTTPException, _handle_http_exception)
+    app.add_exception_handler(RequestValidationError, _handle_validation_error)
     for kind in (ApiError, AetherMindError, Exception):
-        app.add_exception_handler(kind, _answer_error)
+        app.add_exception_handler(kind, _handle_error)

@@ -30,9 +30,10 @@ Model = TypeVar("Model", bound=BaseModel)
 class StrictModel(BaseModel):
     """The base of request schemas: no coercion of types, no infinities.
 
-    The validation's context decides about unknown fields: the server's `IgnoredFields` ignores them with a warning,
-    None makes each of them an error. A null in an unknown field is always ignored. Clients in typed languages send
-    nulls for absent fields, and OpenAI's own returns an answer's message with `"refusal": null`.
+    The context of the validation (pydantic's `info.context`) decides about unknown fields. With the server's
+    `IgnoredFields` they are ignored with a warning; with None each of them is an error. A null in an unknown field is
+    always ignored: clients in typed languages send nulls for absent fields, and OpenAI's client sends back the message
+    of a completion with `"refusal": null`.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -41,10 +42,10 @@ class StrictModel(BaseModel):
     """The path of such objects in a request, for error messages; empty for the request itself."""
 
     unsupported: ClassVar[Mapping[str, UnsupportedField]] = {}
-    """Unknown fields that would change the answer: always errors, unless their values are neutral."""
+    """Unknown fields that would change the output: always errors, unless their values are neutral."""
 
     ignores_unknown: ClassVar[bool] = True
-    """Whether unknown fields may be ignored; False if every field constrains the answer."""
+    """Whether unknown fields may be ignored; False if every field constrains the output."""
 
     @model_validator(mode="before")
     @classmethod
@@ -55,7 +56,7 @@ class StrictModel(BaseModel):
 
     @classmethod
     def _is_ignored(cls, name: str, value: Any, info: ValidationInfo) -> bool:
-        """Whether an unknown field is ignored; ApiError 400 for one that would change the answer."""
+        """Whether an unknown field is ignored; ApiError 400 for one that would change the output."""
         if value is None:
             return True
         path = f"{cls.location}.{name}" if cls.location else name
@@ -142,10 +143,10 @@ def _check_characters(value: Any) -> None:
 
 
 def _check_depth(value: Any, max_depth: int) -> None:
-    level = [value]
+    containers = [value]
     for _ in range(max_depth):
-        level = [child for parent in level for child in _children(parent) if isinstance(child, (list, dict))]
-        if not level:
+        containers = [child for parent in containers for child in _children(parent) if isinstance(child, (list, dict))]
+        if not containers:
             return
     raise _too_deep()
 
@@ -160,10 +161,10 @@ def _too_deep() -> ApiError:
 
 async def _read(request: Request, limits: Limits) -> bytes:
     max_bytes = limits.max_body_bytes
-    announced = header_of(request.scope, b"content-length") or "0"
-    if announced.isdecimal() and int(announced) > max_bytes:
+    content_length = header_of(request.scope, b"content-length") or "0"
+    if content_length.isdecimal() and int(content_length) > max_bytes:
         raise _too_large(max_bytes)
-    parts: list[bytes] = []
+    chunks: list[bytes] = []
     size = 0
     while True:
         try:
@@ -174,12 +175,12 @@ async def _read(request: Request, limits: Limits) -> bytes:
             raise ApiError(408, f"Nothing came of the request body in {seconds:g} s.", code="idle") from None
         if message["type"] == "http.disconnect":
             raise ApiError(400, "The request body ended early.")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
         if size > max_bytes:
             raise _too_large(max_bytes)
         if not message.get("more_body", False):
-            return b"".join(parts)
+            return b"".join(chunks)
 
 
 def _too_large(max_bytes: int) -> ApiError:
@@ -251,9 +252,9 @@ def _message_of(error: ErrorDetails) -> str:
 def _path_of(error: ErrorDetails) -> str | None:
     """The path of the invalid field in the request, without the members of unions that pydantic inserts."""
     location = error["loc"]
-    num_inner = len(location) if error["type"] in _OBJECT_ERRORS else len(location) - 1
-    parts = [part for part in location[:num_inner] if not (_is_union_member(part) or _is_class_name(part))]
-    parts += [part for part in location[num_inner:] if not _is_union_member(part)]
+    num_outer = len(location) if error["type"] in _OBJECT_ERRORS else len(location) - 1
+    parts = [part for part in location[:num_outer] if not (_is_union_member(part) or _is_class_name(part))]
+    parts += [part for part in location[num_outer:] if not _is_union_member(part)]
     return ".".join(map(str, parts)) or None
 
 

@@ -29,10 +29,10 @@ __all__ = [
     "sampling_params",
 ]
 
-MAX_ANSWERS = 16
+MAX_COMPLETIONS = 16
 """Maximum of `n`, the number of completions per prompt."""
 
-_UNCHANGED_FIELDS = (
+_SAMPLING_FIELDS = (
     "n",
     "presence_penalty",
     "frequency_penalty",
@@ -71,7 +71,7 @@ class JsonSchemaFormat(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """The format of an answer. OpenAI's clients nest the schema in `json_schema`; llama.cpp's put it beside `type`."""
+    """The format of the output. OpenAI's clients nest the schema in `json_schema`, llama.cpp's put it beside `type`."""
 
     location = "response_format"
     unsupported: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_IN_FORMATS
@@ -80,7 +80,7 @@ class ResponseFormat(StrictModel):
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 
     def constraint(self) -> StructuredOutputs | None:
-        """The constraint on the answer; None for free text. ApiError 400 if its fields contradict each other."""
+        """The constraint on the completion; None for free text. ApiError 400 if its fields contradict each other."""
         nested = None if self.json_schema is None else self.json_schema.schema_
         given = [schema for schema in (nested, self.schema_) if schema is not None]
         if len(given) > 1 or (given and self.type == "text"):
@@ -166,7 +166,7 @@ class SamplingFields(CommonFields):
     max_tokens: int | None = None
     stream_options: StreamOptions | None = None
     stop_token_ids: list[int] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_COMPLETIONS)] | None = None
     presence_penalty: int | float | None = None
     frequency_penalty: int | float | None = None
     logit_bias: dict[str, int | float] | None = None
@@ -175,13 +175,13 @@ class SamplingFields(CommonFields):
     response_format: ResponseFormat | None = None
 
     @property
-    def num_answers(self) -> int:
-        """The number of answers to each prompt."""
+    def num_completions(self) -> int:
+        """The number of completions to each prompt."""
         return self.n or 1
 
     @property
     def is_constrained(self) -> bool:
-        """Whether the request constrains the answer (structured output)."""
+        """Whether the request constrains the completion (structured output)."""
         format = self.response_format
         return self.structured_outputs is not None or (format is not None and format.type != "text")
 
@@ -207,7 +207,7 @@ class SamplingFields(CommonFields):
 
     @property
     def requested_max_tokens(self) -> int | None:
-        """The request's limit of output tokens per answer; None for the endpoint's default."""
+        """The request's limit of output tokens per completion; None for the endpoint's default."""
         return self.max_tokens
 
     @property
@@ -222,7 +222,7 @@ class SamplingFields(CommonFields):
 
     @property
     def is_stream(self) -> bool:
-        """Whether the answer is streamed. ApiError 400 for `include_usage` without a stream."""
+        """Whether the completion is streamed. ApiError 400 for `include_usage` without a stream."""
         if self.has_stream_usage and not self.stream:
             raise ApiError(400, "stream_options.include_usage requires stream to be true.", param="stream_options")
         return bool(self.stream)
@@ -246,17 +246,17 @@ def sampling_params(
     """The sampling parameters of a request, completed by the model's defaults. ApiError 400 for values out of range.
 
     `max_tokens` is the limit of the request, which takes precedence over the model's default, which takes precedence
-    over the endpoint's `default_max_tokens`. `constraint` is what the endpoint itself requires of the answer.
+    over the endpoint's `default_max_tokens`. `constraint` is what the endpoint itself requires of the completion.
     """
     defaults = {"max_tokens": default_max_tokens, **model.sampling_defaults}
-    requested = {name: getattr(fields, name) for name in _UNCHANGED_FIELDS}
+    requested = {name: getattr(fields, name) for name in _SAMPLING_FIELDS}
     with invalid_arguments_as_400(fields):
         optional("max_tokens", max_tokens, 1, None, "leave it out for the default")  # the Python API also accepts -1
         requested |= {
             "max_tokens": max_tokens,
             "logprobs": logprobs,
             "prompt_logprobs": prompt_logprobs,
-            "logit_bias": _bias(fields.logit_bias),
+            "logit_bias": _parse_logit_bias(fields.logit_bias),
             "structured_outputs": constraint or _constraint(fields),
         }
         params = SamplingParams(**with_defaults(defaults, requested))
@@ -286,7 +286,7 @@ def rename_field(error: ApiError, name: str, new: str) -> None:
         error.param = new
 
 
-def _bias(given: dict[str, int | float] | None) -> dict[int, float] | None:
+def _parse_logit_bias(given: dict[str, int | float] | None) -> dict[int, float] | None:
     if given is None:
         return None
     if not all(key.isascii() and key.isdecimal() and len(key) < 12 for key in given):

@@ -39,9 +39,9 @@ _FIELD_NAMES = {
     "response_format.schema": "text.format.schema",
     "reasoning_effort": "reasoning.effort",
 }
-"""Maps each field of a chat request to the field of this endpoint that it comes from."""
+"""Maps a field of the chat request to the field of this endpoint from which it is set."""
 
-_SAME_NAMES = (*CommonFields.model_fields, "top_logprobs", "parallel_tool_calls", "chat_template_kwargs")
+_COPIED_FIELDS = (*CommonFields.model_fields, "top_logprobs", "parallel_tool_calls", "chat_template_kwargs")
 
 
 _Status = Literal["in_progress", "completed", "incomplete"]
@@ -58,7 +58,7 @@ class InputTextPart(StrictModel):
 
 
 class MessageItem(StrictModel):
-    """A message. Its `id`, `status` and `phase`, which an answer's message has, are ignored."""
+    """A message. Its `id`, `status` and `phase`, which a completion's message has, are ignored."""
 
     location = "input"
     type: Literal["message"] = "message"
@@ -111,7 +111,7 @@ class ReasoningItem(StrictModel):
     status: _Status | None = None
 
 
-def _kind(item: Any) -> str:
+def _item_tag(item: Any) -> str:
     kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
     return f"[{kind}]"
 
@@ -121,7 +121,7 @@ InputItem = Annotated[
     | Annotated[FunctionCallItem, Tag("[function_call]")]
     | Annotated[FunctionCallOutputItem, Tag("[function_call_output]")]
     | Annotated[ReasoningItem, Tag("[reasoning]")],
-    Discriminator(_kind),
+    Discriminator(_item_tag),
 ]
 """An input item. The tags have brackets so that `validation_api_error` can drop them from the paths of fields."""
 
@@ -146,7 +146,7 @@ class FunctionChoice(StrictModel):
 
 
 class TextFormat(StrictModel):
-    """The format of the answer's text."""
+    """The format of the completion's text."""
 
     location = "text.format"
     type: Literal["text", "json_object", "json_schema"]
@@ -157,7 +157,7 @@ class TextFormat(StrictModel):
 
 
 class TextOptions(StrictModel):
-    """Options of the answer's text."""
+    """Options of the completion's text."""
 
     location = "text"
     format: TextFormat | None = None
@@ -199,7 +199,7 @@ class ResponseRequest(CommonFields):
 
     def chat(self) -> ChatRequest:
         """The equivalent chat request. ApiError 400 names fields that are not supported."""
-        fields = {name: value for name in _SAME_NAMES if (value := getattr(self, name)) is not None}
+        fields = {name: value for name in _COPIED_FIELDS if (value := getattr(self, name)) is not None}
         fields["messages"] = chat_messages(self.instructions, self.input)
         fields["max_completion_tokens"] = self.max_output_tokens
         fields["logprobs"] = LOGPROBS in (self.include or ()) or None
@@ -208,9 +208,9 @@ class ResponseRequest(CommonFields):
         if self.reasoning is not None:
             fields["reasoning_effort"] = self.reasoning.effort
         if self.tools is not None:
-            fields["tools"] = [_nested(tool) for tool in self.tools]
+            fields["tools"] = [_chat_function(tool) for tool in self.tools]
         choice = self.tool_choice
-        fields["tool_choice"] = _nested(choice) if isinstance(choice, FunctionChoice) else choice
+        fields["tool_choice"] = _chat_function(choice) if isinstance(choice, FunctionChoice) else choice
         if self.text is not None and self.text.format is not None:
             fields["response_format"] = _chat_format(self.text.format)
         if self.structured_outputs is not None:
@@ -224,7 +224,7 @@ class ResponseRequest(CommonFields):
 class ResponseGenerationParams:
     """The `GenerationParams` of a response: those of its chat request, with this endpoint's field names in errors."""
 
-    num_answers = 1
+    num_completions = 1
     max_tokens_field = "max_output_tokens"
 
     def __init__(self, request: ResponseRequest) -> None:
@@ -261,7 +261,7 @@ def _renamed_fields() -> Iterator[None]:
         raise
 
 
-def _nested(function: FunctionTool | FunctionChoice) -> dict[str, Any]:
+def _chat_function(function: FunctionTool | FunctionChoice) -> dict[str, Any]:
     """Return a function in the format of the chat API."""
     return {"type": "function", "function": function.model_dump(exclude_none=True, exclude={"type"})}
 
@@ -287,7 +287,7 @@ def chat_messages(instructions: str | None, given: str | Sequence[InputItem]) ->
         return [*messages, {"role": "user", "content": given}]
     for item in given:
         if isinstance(item, FunctionCallOutputItem):
-            messages.append({"role": "tool", "content": _text(item.output), "tool_call_id": item.call_id})
+            messages.append({"role": "tool", "content": _joined_text(item.output), "tool_call_id": item.call_id})
         elif isinstance(item, FunctionCallItem):
             function = {"name": item.name, "arguments": item.arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
@@ -296,9 +296,9 @@ def chat_messages(instructions: str | None, given: str | Sequence[InputItem]) ->
             reasoning = "".join(part.text for part in item.content or ())
             messages.append({"role": "assistant", "reasoning_content": reasoning})
         elif item.role == "assistant":
-            _assistant_message(messages, "content")["content"] = _text(item.content)
+            _assistant_message(messages, "content")["content"] = _joined_text(item.content)
         else:
-            messages.append({"role": item.role, "content": _text(item.content)})
+            messages.append({"role": item.role, "content": _joined_text(item.content)})
     return messages
 
 
@@ -314,5 +314,5 @@ def _assistant_message(messages: list[dict[str, Any]], key: str) -> dict[str, An
     return messages[-1]
 
 
-def _text(content: str | Sequence[InputTextPart]) -> str:
+def _joined_text(content: str | Sequence[InputTextPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -14,9 +14,9 @@ from aethermind.server.openai.chat_response import ChatResponseBuilder
 from aethermind.server.openai.completions import CompletionRequest, CompletionResponseBuilder
 from aethermind.server.openai.embeddings import EmbeddingRequest, embed
 from aethermind.server.openai.json_body import body_of, openapi_body
-from aethermind.server.openai.response_answer import ResponseObjectBuilder
+from aethermind.server.openai.response_builder import ResponseObjectBuilder
 from aethermind.server.openai.responses import ResponseGenerationParams, ResponseRequest
-from aethermind.server.openai.serving import answer_request
+from aethermind.server.openai.serving import generate_response
 from aethermind.server.sse import NAMED
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ async def complete(
     async def prepare(model: ServedModel) -> tuple[list[Prompt], ResponseBuilder]:
         return prompts, CompletionResponseBuilder(body, model, request.state.request_id)
 
-    return await answer_request(request, body.model, body, len(prompts), prepare)
+    return await generate_response(request, body.model, body, len(prompts), prepare)
 
 
 @router.post("/v1/chat/completions", openapi_extra=openapi_body(ChatRequest), response_model=None)
@@ -95,7 +95,7 @@ async def chat(request: Request, body: Annotated[ChatRequest, Depends(body_of(Ch
         prompt = await asyncio.to_thread(body.prompt, model, request.app.state.ignored_fields)
         return [prompt], ChatResponseBuilder(body, model, request.state.request_id, prompt)
 
-    return await answer_request(request, body.model, body, 1, prepare)
+    return await generate_response(request, body.model, body, 1, prepare)
 
 
 @router.post("/v1/responses", openapi_extra=openapi_body(ResponseRequest), response_model=None)
@@ -108,7 +108,7 @@ async def respond(request: Request, body: Annotated[ResponseRequest, Depends(bod
         sampling, request_id = params.sampling(model), request.state.request_id
         return [prompt], ResponseObjectBuilder(body, params, sampling, model, request_id, prompt)
 
-    return await answer_request(request, body.model, params, 1, prepare, NAMED)
+    return await generate_response(request, body.model, params, 1, prepare, NAMED)
 
 
 @router.post("/v1/embeddings", openapi_extra=openapi_body(EmbeddingRequest), response_model=None)

@@ -1,4 +1,4 @@
-"""Serving of generation requests: admission, tokenisation, length checks, and the whole or streamed response."""
+"""Serving of generation requests: admission, tokenisation, length checks, and the full or streamed response."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ if TYPE_CHECKING:
 __all__ = [
     "CLIENT_CLOSED_REQUEST",
     "GenerationParams",
-    "PrepareAnswer",
+    "PrepareResponse",
     "TextsOrTokens",
-    "answer_request",
-    "prompts_of",
+    "generate_response",
+    "engine_prompts",
 ]
 
 CLIENT_CLOSED_REQUEST = 499
 """nginx's status for a client that has disconnected; only the log and the metrics show it."""
 
-_LOADING_S = 2.0
-"""Seconds after which a stream that waits for its model begins, and between two comments with the progress."""
+_LOADING_COMMENT_INTERVAL_S = 2.0
+"""Seconds for which a stream waits for its model before it sends a comment with the progress of loading."""
 
-PrepareAnswer = Callable[["ServedModel"], Awaitable[tuple[list["Prompt"], "ResponseBuilder"]]]
+PrepareResponse = Callable[["ServedModel"], Awaitable[tuple[list["Prompt"], "ResponseBuilder"]]]
 """Returns the prompts of a request for a model, and the builder of the response."""
 
 TextsOrTokens = str | list[str] | list[int] | list[list[int]]
 """A prompt, several prompts, the token ids of one, or the token ids of several."""
 
 
-def prompts_of(given: TextsOrTokens, field: str, max_prompts: int) -> list[Prompt]:
+def engine_prompts(given: TextsOrTokens, field: str, max_prompts: int) -> list[Prompt]:
     """The prompts of the field `field` in the engine's format. ApiError 400 for none or more than `max_prompts`."""
     if isinstance(given, str):
         return [given]
@@ -71,12 +71,12 @@ class GenerationParams(Protocol):
     """The parameters of a request for generation, whatever its endpoint."""
 
     @property
-    def num_answers(self) -> int:
-        """The number of answers to each prompt."""
+    def num_completions(self) -> int:
+        """The number of completions to each prompt."""
 
     @property
     def requested_max_tokens(self) -> int | None:
-        """The request's limit of output tokens per answer; None for the endpoint's default."""
+        """The request's limit of output tokens per completion; None for the endpoint's default."""
 
     @property
     def max_tokens_field(self) -> str:
@@ -84,7 +84,7 @@ class GenerationParams(Protocol):
 
     @property
     def is_stream(self) -> bool:
-        """Whether the answer is streamed."""
+        """Whether the completion is streamed."""
 
     @property
     def user(self) -> str | None:
@@ -97,47 +97,49 @@ class GenerationParams(Protocol):
         """The scheduling and caching options."""
 
 
-async def answer_request(
+async def generate_response(
     request: Request,
     name: str,
     body: GenerationParams,
     num_prompts: int,
-    prepare: PrepareAnswer,
+    prepare: PrepareResponse,
     framing: Framing = UNNAMED,
 ) -> Response:
-    """Have the model or adapter `name` generate answers with the parameters of `body`, and respond.
+    """Generate completions by the model or adapter `name` with the parameters of `body`; returns the response.
 
     `prepare` returns the `num_prompts` prompts for the model, and the builder of the response. All prompts are checked
-    before the engine gets the first. Errors are an ApiError, or an error of the engine. A stream that waits for its
-    model for long begins with comments, in `framing`.
+    before the engine gets the first. Raises ApiError and the errors of the engine. If a model takes long to load, its
+    stream begins with comments, in `framing`.
     """
     state, tenant, record = request.app.state, request.state.tenant, request.state.record
     record.is_stream, record.user = body.is_stream, body.user
     pool: ModelPool = state.models
     is_loaded = pool.status(name).state is ModelState.LOADED
     async with AsyncExitStack() as resources:
-        field = "prompt" if body.num_answers == 1 else "n"
-        ticket = resources.enter_context(state.admission.admit(num_prompts * body.num_answers, tenant, field))
+        field = "prompt" if body.num_completions == 1 else "n"
+        ticket = resources.enter_context(state.admission.admit(num_prompts * body.num_completions, tenant, field))
         leases = await resources.enter_async_context(AsyncExitStack())
         leased = leases.enter_async_context(pool.lease(name))
         if body.is_stream and not is_loaded:
             leasing = asyncio.ensure_future(leased)
             resources.push_async_callback(_cancel, leasing)
-            if not await _is_connected_at_first_output(request, leasing, _LOADING_S):
+            if not await _is_connected_at_first_output(request, leasing, _LOADING_COMMENT_INTERVAL_S):
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
             if not leasing.done():
-                held = resources.pop_all()
-                events = _events_after_loading(request, name, leasing, body, prepare, ticket, held)
-                return EventStream(events, held, framing=framing, send_timeout_s=state.limits.send_timeout_s)
+                stream_resources = resources.pop_all()
+                events = _events_after_loading(request, name, leasing, body, prepare, ticket, stream_resources)
+                return EventStream(
+                    events, stream_resources, framing=framing, send_timeout_s=state.limits.send_timeout_s
+                )
             model = leasing.result()
         else:
-            found = await unless_disconnected(request, leased)
-            if found is None:
+            leased_model = await unless_disconnected(request, leased)
+            if leased_model is None:
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
-            model = found
-        generation, tokenized, builder = await _begin(request, body, model, prepare, ticket, resources)
+            model = leased_model
+        generation, tokenized, builder = await _start_generation(request, body, model, prepare, ticket, resources)
         if not body.is_stream:
-            outputs = await unless_disconnected(request, generation.whole(tokenized))
+            outputs = await unless_disconnected(request, generation.outputs(tokenized))
             if outputs is None:
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
             return JSONResponse(builder.full_response(outputs))
@@ -146,18 +148,18 @@ async def answer_request(
         if not await _is_connected_at_first_output(request, first, KEEP_ALIVE_S):
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         return EventStream(
-            stream_events(first, deltas, builder, prompts=tokenized, num_answers=body.num_answers),
+            stream_events(first, deltas, builder, prompts=tokenized, num_completions=body.num_completions),
             resources.pop_all(),
             framing=builder.framing,
             send_timeout_s=state.limits.send_timeout_s,
         )
 
 
-async def _begin(
+async def _start_generation(
     request: Request,
     body: GenerationParams,
     model: ServedModel,
-    prepare: PrepareAnswer,
+    prepare: PrepareResponse,
     ticket: AdmissionTicket,
     resources: AsyncExitStack,
 ) -> tuple[Generation, list[EnginePrompt], ResponseBuilder]:
@@ -184,7 +186,7 @@ async def _events_after_loading(
     name: str,
     leasing: asyncio.Future[ServedModel],
     body: GenerationParams,
-    prepare: PrepareAnswer,
+    prepare: PrepareResponse,
     ticket: AdmissionTicket,
     resources: AsyncExitStack,
 ) -> AsyncGenerator[EventBatch, None]:
@@ -192,13 +194,15 @@ async def _events_after_loading(
     pool: ModelPool = request.app.state.models
     while not leasing.done():
         yield EventBatch([_loading_comment(pool.status(name))])
-        await asyncio.wait({leasing}, timeout=_LOADING_S)
-    generation, tokenized, builder = await _begin(request, body, leasing.result(), prepare, ticket, resources)
+        await asyncio.wait({leasing}, timeout=_LOADING_COMMENT_INTERVAL_S)
+    generation, tokenized, builder = await _start_generation(
+        request, body, leasing.result(), prepare, ticket, resources
+    )
     yield EventBatch([], framing=builder.framing)
     deltas = await resources.enter_async_context(aclosing(generation.deltas(tokenized)))
     first = asyncio.ensure_future(anext(deltas))
     resources.push_async_callback(_cancel, first)
-    async for batch in stream_events(first, deltas, builder, prompts=tokenized, num_answers=body.num_answers):
+    async for batch in stream_events(first, deltas, builder, prompts=tokenized, num_completions=body.num_completions):
         yield batch
 
 
@@ -209,7 +213,7 @@ def _loading_comment(status: ModelStatus) -> bytes:
 
 
 async def _cancel(future: asyncio.Future[Any]) -> None:
-    """Cancel what a future stands for, and wait until that has ended."""
+    """Cancel a future, and wait until its task has ended."""
     if not future.done():
         future.cancel()
         await asyncio.wait({future})
@@ -217,7 +221,7 @@ async def _cancel(future: asyncio.Future[Any]) -> None:
 
 def _check_lengths(model: ServedModel, prompts: Sequence[EnginePrompt], body: GenerationParams) -> None:
     """ApiError 400 or ContextLengthError for an empty prompt, or, without a context shift, one that exceeds the context
-    with its answer.
+    with its completion.
     """
     limit, requested = model.info.max_model_len, body.requested_max_tokens
     lengths = [len(prompt.token_ids) for prompt in prompts]
@@ -228,7 +232,7 @@ def _check_lengths(model: ServedModel, prompts: Sequence[EnginePrompt], body: Ge
     longest = max(lengths)
     if requested is None and longest >= limit:
         raise ContextLengthError(
-            f"The context holds {limit} tokens, with at least one for the answer, and the prompt has {longest}. "
+            f"The context holds {limit} tokens, with at least one for the completion, and the prompt has {longest}. "
             "Shorten it."
         )
     if requested is not None and longest + requested > limit:
@@ -248,21 +252,21 @@ def _output_budget(
     if model.info.has_context_shift:
         num_tokens = len(prompts) * (limit if max_tokens is None else max_tokens)
     else:
-        left = [max(limit - len(prompt.token_ids), 0) for prompt in prompts]
-        num_tokens = sum(num_left if max_tokens is None else min(num_left, max_tokens) for num_left in left)
+        remaining = [max(limit - len(prompt.token_ids), 0) for prompt in prompts]
+        num_tokens = sum(left if max_tokens is None else min(left, max_tokens) for left in remaining)
     field = None if body.requested_max_tokens is None else body.max_tokens_field
-    return OutputTokenBudget(num_tokens * body.num_answers, field)
+    return OutputTokenBudget(num_tokens * body.num_completions, field)
 
 
 async def _is_connected_at_first_output(request: Request, first: asyncio.Future[Any], timeout_s: float) -> bool:
-    """Wait for the model or the first output of a stream; False if the client disconnects first.
+    """Wait for `first`, the model or the first output of a stream; False if the client disconnects before it is done.
 
-    Returns after `timeout_s` at most. Errors before that are raised here, while the response can still have an error
+    Waits for `timeout_s` at most. An error of `first` is raised here, while the response can still have an error
     status.
     """
     disconnected: asyncio.Future[None] = request.state.disconnected
-    either: set[asyncio.Future[Any]] = {first, disconnected}
-    await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    futures: set[asyncio.Future[Any]] = {first, disconnected}
+    await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     if first.done():
         first.result()
     elif disconnected.done():

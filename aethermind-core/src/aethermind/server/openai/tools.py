@@ -48,7 +48,7 @@ class FunctionName(StrictModel):
 
 
 class NamedTool(StrictModel):
-    """The tool that the answer has to call."""
+    """The tool that the completion has to call."""
 
     location = "tool_choice"
     type: Literal["function"]
@@ -85,7 +85,7 @@ class RequestToolCall(StrictModel):
 
 
 def call_constraint(tools: Sequence[Tool], choice: ToolChoice | None) -> StructuredOutputs | None:
-    """The constraint that makes the answer a call of the chosen tool; None if the model decides. ApiError 400."""
+    """The constraint that makes the completion a call of the chosen tool; None if the model decides. ApiError 400."""
     if choice in (None, "none", "auto"):
         return None
     if not tools:
@@ -102,7 +102,7 @@ def call_constraint(tools: Sequence[Tool], choice: ToolChoice | None) -> Structu
 
 
 class RequiredCallParser:
-    """Parses an answer that `call_constraint` made a call, with the interface of `AnswerParser`. Mutable."""
+    """Parses a completion that `call_constraint` made a call, with the interface of `AnswerParser`. Mutable."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -119,14 +119,14 @@ class RequiredCallParser:
         yield ToolCall(0, *calls[0]) if len(calls) == 1 else Content(text)
 
 
-def delta_of(piece: Content | Reasoning | ToolCall) -> dict[str, Any]:
-    """A piece of an answer as the delta of a chunk."""
-    if isinstance(piece, Content):
-        return {"content": piece.text}
-    if isinstance(piece, Reasoning):
-        return {"reasoning_content": piece.text}
-    function = {"name": piece.name, "arguments": piece.arguments}
-    call = {"index": piece.call_index, "id": call_id(), "type": "function", "function": function}
+def delta_of(part: Content | Reasoning | ToolCall) -> dict[str, Any]:
+    """A part of the output as the delta of a chunk."""
+    if isinstance(part, Content):
+        return {"content": part.text}
+    if isinstance(part, Reasoning):
+        return {"reasoning_content": part.text}
+    function = {"name": part.name, "arguments": part.arguments}
+    call = {"index": part.call_index, "id": call_id(), "type": "function", "function": function}
     return {"tool_calls": [call]}
 
 

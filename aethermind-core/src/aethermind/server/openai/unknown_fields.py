@@ -1,7 +1,7 @@
 """Unknown fields of requests: those that are ignored with a warning, and those of other servers that are errors.
 
 A field that this server does not know is ignored with a warning, as other servers do. The fields in these tables are
-the exception, because the answer would be wrong without them. Their neutral values, which ask for the default
+the exception, because the output would be wrong without them. Their neutral values, which ask for the default
 behaviour, are accepted; every other value is an error that says what to send instead. A null is always neutral.
 """
 
@@ -55,7 +55,7 @@ class IgnoredFields:
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedField:
-    """A field that would change the answer: its neutral values, and what to do instead of sending another value."""
+    """A field that would change the output: its neutral values, and what to do instead of sending another value."""
 
     neutral: tuple[Any, ...] = ()
     instead: str = "Leave it out."
@@ -67,165 +67,169 @@ class UnsupportedField:
         )
 
 
-def _use(name: str, *neutral: Any) -> UnsupportedField:
+def _use_instead(name: str, *neutral: Any) -> UnsupportedField:
+    """A field that has an equivalent on this server, `name`."""
     return UnsupportedField(neutral, f"Use {name}.")
 
 
-def _only(*neutral: Any) -> UnsupportedField:
-    """A field without an equivalent here."""
+def _no_equivalent(*neutral: Any) -> UnsupportedField:
+    """A field that has no equivalent on this server."""
     return UnsupportedField(neutral)
 
 
 _NO_BEAMS = "Beam search is not supported; leave it out."
 _STRUCTURED = "structured_outputs, such as {}"
 
-_OF_OTHER_ENDPOINTS: dict[str, UnsupportedField] = {
-    "messages": _use("/v1/chat/completions, or give input"),
-    "prompt": _use("messages or input, or /v1/completions"),
-    "input": _use("messages or prompt, or /v1/responses"),
-    "instructions": _use("a message of the system", ""),
+_FIELDS_OF_OTHER_ENDPOINTS: dict[str, UnsupportedField] = {
+    "messages": _use_instead("/v1/chat/completions, or give input"),
+    "prompt": _use_instead("messages or input, or /v1/completions"),
+    "input": _use_instead("messages or prompt, or /v1/responses"),
+    "instructions": _use_instead("a message of the system", ""),
     "previous_response_id": UnsupportedField((), "Nothing is stored; send the whole conversation as input."),
     "conversation": UnsupportedField((), "Nothing is stored; send the whole conversation as input."),
-    "background": _only(False),
-    "include": _only([]),
-    "text": _use("response_format", {}),
-    "truncation": _only("disabled"),
-    "max_tokens": _use("max_output_tokens"),
-    "max_completion_tokens": _use("max_tokens or max_output_tokens"),
-    "max_output_tokens": _use("max_tokens"),
-    "n": _only(1),
-    "echo": _only(False),
-    "logprobs": _only(False),
-    "top_logprobs": _only(0),
-    "presence_penalty": _only(0),
-    "frequency_penalty": _only(0),
-    "logit_bias": _only({}),
-    "bad_words": _only([]),
-    "allowed_token_ids": _only(),
-    "stop_token_ids": _only([]),
-    "response_format": _use("text.format", {"type": "text"}),
-    "tools": _use("/v1/chat/completions", []),
-    "tool_choice": _use("/v1/chat/completions", "none", "auto"),
-    "modalities": _only(["text"]),
-    "chat_template_kwargs": _use("/v1/chat/completions", {}),
+    "background": _no_equivalent(False),
+    "include": _no_equivalent([]),
+    "text": _use_instead("response_format", {}),
+    "truncation": _no_equivalent("disabled"),
+    "max_tokens": _use_instead("max_output_tokens"),
+    "max_completion_tokens": _use_instead("max_tokens or max_output_tokens"),
+    "max_output_tokens": _use_instead("max_tokens"),
+    "n": _no_equivalent(1),
+    "echo": _no_equivalent(False),
+    "logprobs": _no_equivalent(False),
+    "top_logprobs": _no_equivalent(0),
+    "presence_penalty": _no_equivalent(0),
+    "frequency_penalty": _no_equivalent(0),
+    "logit_bias": _no_equivalent({}),
+    "bad_words": _no_equivalent([]),
+    "allowed_token_ids": _no_equivalent(),
+    "stop_token_ids": _no_equivalent([]),
+    "response_format": _use_instead("text.format", {"type": "text"}),
+    "tools": _use_instead("/v1/chat/completions", []),
+    "tool_choice": _use_instead("/v1/chat/completions", "none", "auto"),
+    "modalities": _no_equivalent(["text"]),
+    "chat_template_kwargs": _use_instead("/v1/chat/completions", {}),
 }
 """Fields that other endpoints of this server have."""
 
-_OF_VLLM: dict[str, UnsupportedField] = {
-    "best_of": UnsupportedField((1,), "Use n, and choose among the answers."),
+_FIELDS_OF_VLLM: dict[str, UnsupportedField] = {
+    "best_of": UnsupportedField((1,), "Use n, and choose among the completions."),
     "use_beam_search": UnsupportedField((False,), _NO_BEAMS),
     "length_penalty": UnsupportedField((1,), _NO_BEAMS),
     "early_stopping": UnsupportedField((False,), _NO_BEAMS),
     "skip_special_tokens": UnsupportedField((True,), "Special tokens are never part of the text; leave it out."),
-    "include_stop_str_in_output": UnsupportedField((False,), "stop_reason names the string that ended the answer."),
+    "include_stop_str_in_output": UnsupportedField((False,), "stop_reason names the string that ended the completion."),
     "suffix": UnsupportedField(("",), "Filling in the middle is not supported; write the model's own tokens for it."),
     "add_generation_prompt": UnsupportedField((True,), "To continue a text as it stands, use /v1/completions."),
     "continue_final_message": UnsupportedField((False,), "To continue a text as it stands, use /v1/completions."),
     "truncate_prompt_tokens": UnsupportedField((), "/tokenize counts the tokens of a prompt; shorten it to those."),
     "prompt_logprobs": UnsupportedField((), "/v1/completions has them with echo and logprobs."),
     "return_token_ids": UnsupportedField((False,), "/tokenize has the ids of a text."),
-    "return_tokens_as_token_ids": _only(False),
-    "logits_processors": _only([]),
-    "vllm_xargs": _only({}),
-    "guided_json": _use(_STRUCTURED.format('{"json": {…}}')),
-    "guided_regex": _use(_STRUCTURED.format('{"regex": "…"}')),
-    "guided_choice": _use(_STRUCTURED.format('{"choice": [...]}')),
-    "guided_grammar": _use(_STRUCTURED.format('{"grammar": "…"}')),
-    "guided_json_object": _use('response_format {"type": "json_object"}', False),
-    "structural_tag": _use("structured_outputs"),
+    "return_tokens_as_token_ids": _no_equivalent(False),
+    "logits_processors": _no_equivalent([]),
+    "vllm_xargs": _no_equivalent({}),
+    "guided_json": _use_instead(_STRUCTURED.format('{"json": {…}}')),
+    "guided_regex": _use_instead(_STRUCTURED.format('{"regex": "…"}')),
+    "guided_choice": _use_instead(_STRUCTURED.format('{"choice": [...]}')),
+    "guided_grammar": _use_instead(_STRUCTURED.format('{"grammar": "…"}')),
+    "guided_json_object": _use_instead('response_format {"type": "json_object"}', False),
+    "structural_tag": _use_instead("structured_outputs"),
     "chat_template": UnsupportedField((), "The server takes one when it starts: --chat-template FILE."),
     "documents": UnsupportedField(([],), "Write them into a message, or give them in chat_template_kwargs."),
-    "thinking_token_budget": _only(),
+    "thinking_token_budget": _no_equivalent(),
 }
 
-_OF_LLAMA_CPP_AND_OLLAMA: dict[str, UnsupportedField] = {
-    "n_predict": _use("max_tokens"),
-    "num_predict": _use("max_tokens"),
-    "n_probs": _use("logprobs", 0),
-    "repeat_penalty": _use("repetition_penalty", 1),
-    "typical_p": _only(1),
-    "tfs_z": _only(1),
-    "mirostat": _only(0),
-    "dynatemp_range": _only(0),
-    "xtc_probability": _only(0),
-    "dry_multiplier": _only(0),
-    "samplers": _only([]),
-    "grammar": _use(_STRUCTURED.format('{"grammar": "…"}'), ""),
-    "json_schema": _use('response_format {"type": "json_schema", "json_schema": {…}}', {}),
+_FIELDS_OF_LLAMA_CPP_AND_OLLAMA: dict[str, UnsupportedField] = {
+    "n_predict": _use_instead("max_tokens"),
+    "num_predict": _use_instead("max_tokens"),
+    "n_probs": _use_instead("logprobs", 0),
+    "repeat_penalty": _use_instead("repetition_penalty", 1),
+    "typical_p": _no_equivalent(1),
+    "tfs_z": _no_equivalent(1),
+    "mirostat": _no_equivalent(0),
+    "dynatemp_range": _no_equivalent(0),
+    "xtc_probability": _no_equivalent(0),
+    "dry_multiplier": _no_equivalent(0),
+    "samplers": _no_equivalent([]),
+    "grammar": _use_instead(_STRUCTURED.format('{"grammar": "…"}'), ""),
+    "json_schema": _use_instead('response_format {"type": "json_schema", "json_schema": {…}}', {}),
     "lora": UnsupportedField(([],), "Name an adapter of the server as model."),
     "options": UnsupportedField(({},), "Give its fields by themselves, in the names of OpenAI's API."),
-    "format": _use("response_format", ""),
-    "think": _use('chat_template_kwargs, such as {"enable_thinking": true}'),
-    "system": _use("a message of the system", "", []),
-    "raw": _use("/v1/completions", False),
+    "format": _use_instead("response_format", ""),
+    "think": _use_instead('chat_template_kwargs, such as {"enable_thinking": true}'),
+    "system": _use_instead("a message of the system", "", []),
+    "raw": _use_instead("/v1/completions", False),
     "template": UnsupportedField(("",), "The server takes one when it starts: --chat-template FILE."),
 }
 
-_OF_OTHERS: dict[str, UnsupportedField] = {
-    "functions": _use("tools", []),
-    "function_call": _use("tool_choice", "none", "auto"),
-    "web_search_options": _only(),
-    "audio": _only(),
-    "enable_thinking": _use('chat_template_kwargs, such as {"enable_thinking": false}'),
-    "thinking": _use('chat_template_kwargs, such as {"enable_thinking": true}', {"type": "disabled"}),
-    "thinking_budget": _only(),
-    "stop_sequences": _use("stop", []),
-    "random_seed": _use("seed"),
-    "safe_prompt": _only(False),
-    "do_sample": _use("temperature 0", True),
+_FIELDS_OF_OTHER_SERVERS: dict[str, UnsupportedField] = {
+    "functions": _use_instead("tools", []),
+    "function_call": _use_instead("tool_choice", "none", "auto"),
+    "web_search_options": _no_equivalent(),
+    "audio": _no_equivalent(),
+    "enable_thinking": _use_instead('chat_template_kwargs, such as {"enable_thinking": false}'),
+    "thinking": _use_instead('chat_template_kwargs, such as {"enable_thinking": true}', {"type": "disabled"}),
+    "thinking_budget": _no_equivalent(),
+    "stop_sequences": _use_instead("stop", []),
+    "random_seed": _use_instead("seed"),
+    "safe_prompt": _no_equivalent(False),
+    "do_sample": _use_instead("temperature 0", True),
     "num_beams": UnsupportedField((1,), _NO_BEAMS),
-    "num_return_sequences": _use("n", 1),
-    "no_repeat_ngram_size": _only(0),
-    "penalty_alpha": _only(0),
-    "encoder_repetition_penalty": _only(1),
-    "max_new_tokens": _use("max_tokens"),
-    "max_length": _use("max_tokens"),
-    "min_new_tokens": _use("min_tokens", 0),
-    "min_length": _use("min_tokens", 0),
-    "eos_token_id": _use("stop_token_ids"),
-    "regex": _use(_STRUCTURED.format('{"regex": "…"}'), ""),
-    "ebnf": _use(_STRUCTURED.format('{"grammar": "…"}'), ""),
-    "separate_reasoning": _only(True),
-    "include_reasoning": _only(True),
-    "no_stop_trim": _only(False),
-    "custom_logit_processor": _only(),
-    "return_hidden_states": _only(False),
+    "num_return_sequences": _use_instead("n", 1),
+    "no_repeat_ngram_size": _no_equivalent(0),
+    "penalty_alpha": _no_equivalent(0),
+    "encoder_repetition_penalty": _no_equivalent(1),
+    "max_new_tokens": _use_instead("max_tokens"),
+    "max_length": _use_instead("max_tokens"),
+    "min_new_tokens": _use_instead("min_tokens", 0),
+    "min_length": _use_instead("min_tokens", 0),
+    "eos_token_id": _use_instead("stop_token_ids"),
+    "regex": _use_instead(_STRUCTURED.format('{"regex": "…"}'), ""),
+    "ebnf": _use_instead(_STRUCTURED.format('{"grammar": "…"}'), ""),
+    "separate_reasoning": _no_equivalent(True),
+    "include_reasoning": _no_equivalent(True),
+    "no_stop_trim": _no_equivalent(False),
+    "custom_logit_processor": _no_equivalent(),
+    "return_hidden_states": _no_equivalent(False),
     "lora_path": UnsupportedField((), "Name an adapter of the server as model."),
     "adapter_id": UnsupportedField((), "Name an adapter of the server as model."),
 }
 """Fields of OpenAI's older API, of SGLang, TGI, Mistral, Anthropic and transformers."""
 
 UNSUPPORTED_IN_GENERATION: Mapping[str, UnsupportedField] = (
-    _OF_OTHER_ENDPOINTS | _OF_VLLM | _OF_LLAMA_CPP_AND_OLLAMA | _OF_OTHERS
+    _FIELDS_OF_OTHER_ENDPOINTS | _FIELDS_OF_VLLM | _FIELDS_OF_LLAMA_CPP_AND_OLLAMA | _FIELDS_OF_OTHER_SERVERS
 )
 """Unsupported fields of generation requests."""
 
-UNSUPPORTED_IN_CHATS: Mapping[str, UnsupportedField] = {**UNSUPPORTED_IN_GENERATION, "add_special_tokens": _only(False)}
+UNSUPPORTED_IN_CHATS: Mapping[str, UnsupportedField] = {
+    **UNSUPPORTED_IN_GENERATION,
+    "add_special_tokens": _no_equivalent(False),
+}
 """The same for chats, where the chat template writes the special tokens."""
 
 UNSUPPORTED_IN_COMPLETIONS: Mapping[str, UnsupportedField] = {
     **UNSUPPORTED_IN_GENERATION,
-    "add_special_tokens": _only(True),
+    "add_special_tokens": _no_equivalent(True),
 }
 """The same for text prompts, to which the tokenizer adds special tokens such as BOS."""
 
 UNSUPPORTED_IN_EMBEDDINGS: Mapping[str, UnsupportedField] = {
-    "messages": _use("input"),
-    "prompt": _use("input"),
+    "messages": _use_instead("input"),
+    "prompt": _use_instead("input"),
     "normalize": UnsupportedField((True,), "Vectors have length 1; leave it out."),
     "normalized": UnsupportedField((True,), "Vectors have length 1; leave it out."),
-    "truncate": _only("NONE", False),
+    "truncate": _no_equivalent("NONE", False),
     "truncate_prompt_tokens": UNSUPPORTED_IN_GENERATION["truncate_prompt_tokens"],
     "add_special_tokens": UNSUPPORTED_IN_COMPLETIONS["add_special_tokens"],
     "input_type": UnsupportedField((), "Write the model's own words for queries and passages before the text."),
     "prompt_name": UnsupportedField((), "Write the prompt before the text."),
     "task": UnsupportedField((), "Write the model's own words for it before the text."),
-    "output_dtype": _only("float"),
+    "output_dtype": _no_equivalent("float"),
 }
 """Unsupported fields of embedding requests."""
 
 UNSUPPORTED_IN_MESSAGES: Mapping[str, UnsupportedField] = {
-    "function_call": _use("tool_calls"),
+    "function_call": _use_instead("tool_calls"),
     "prefix": UnsupportedField((False,), "To continue a text as it stands, use /v1/completions."),
     "images": UnsupportedField(([],), "Images are not supported."),
     "audio": UnsupportedField((), "Audio is not supported."),
@@ -233,8 +237,8 @@ UNSUPPORTED_IN_MESSAGES: Mapping[str, UnsupportedField] = {
 """Unsupported fields of a message."""
 
 UNSUPPORTED_IN_FORMATS: Mapping[str, UnsupportedField] = {
-    "value": _use('json_schema, such as {"name": "…", "schema": {…}}'),
-    "structures": _use(_STRUCTURED.format('{"grammar": "…"}'), []),
-    "triggers": _use(_STRUCTURED.format('{"grammar": "…"}'), []),
+    "value": _use_instead('json_schema, such as {"name": "…", "schema": {…}}'),
+    "structures": _use_instead(_STRUCTURED.format('{"grammar": "…"}'), []),
+    "triggers": _use_instead(_STRUCTURED.format('{"grammar": "…"}'), []),
 }
 """Unsupported fields of response_format: text-generation-inference's schema or regex, and structural tags."""

@@ -38,7 +38,7 @@ SMALL: Mapping[str, Any] = {
 }
 """A small decoder of Llama's shape, with sizes that are not multiples of vector registers."""
 
-_STANDARD: Mapping[str, Mapping[str, Any]] = {
+_STANDARD_CHANGES: Mapping[str, Mapping[str, Any]] = {
     "small": {},
     "tied": {"tie_word_embeddings": True, "num_key_value_heads": 4},
     "one_kv_head": {"num_key_value_heads": 1, "head_dim": 64},
@@ -68,12 +68,12 @@ class ModelCase:
         name: the variation, as the report shows it.
         architecture: the name in `architectures` of config.json.
         config: the rest of config.json, of a model small enough to be computed often.
-        reference: what it is compared with; None for the class of transformers that the architecture names.
-        max_model_len: the context length, where it is to be longer than the model's.
+        reference: the implementation that it is compared with; None for the class of transformers of that name.
+        max_model_len: the context length; None for the model's.
         rewrite_config: converts config.json from the form that transformers writes to another one.
         max_shard_size: the size limit of files that transformers writes.
-        may_err_as_reference: whether logits may be off by twice the error that the reference itself has in float32,
-            where that is more than is allowed otherwise. For families whose own arithmetic amplifies errors.
+        may_err_as_reference: whether the tolerance is at least twice the float32 error of the reference, for families
+            whose arithmetic amplifies rounding errors.
         has_float32_parts: whether the class of transformers computes parts in float32 whatever its dtype is, by
             `tensor.to(torch.float32)`; the reference then computes them in float64.
     """
@@ -123,7 +123,7 @@ def variations(
 
 def standard_cases(architecture: str) -> tuple[ModelCase, ...]:
     """Return the cases of a family whose package declares none: three decoders of Llama's shape."""
-    return variations(architecture, _STANDARD)
+    return variations(architecture, _STANDARD_CHANGES)
 
 
 Array = npt.NDArray[Any]
@@ -172,8 +172,8 @@ def architectures_of(runtime: Runtime, name: str) -> Sequence[str]:
     """Return the architectures that a plugin or package registers, or the one of this name; else none."""
     if name in runtime.architectures.names():
         return [name]
-    of_packages = [record for record in runtime.plugins if name in (record.name, record.distribution)]
-    return [architecture for record in of_packages for architecture in record.registered.get("architectures", ())]
+    records = [record for record in runtime.plugins if name in (record.name, record.distribution)]
+    return [architecture for record in records for architecture in record.registered.get("architectures", ())]
 
 
 def cases_of(runtime: Runtime, architecture: str) -> Sequence[ModelCase]:

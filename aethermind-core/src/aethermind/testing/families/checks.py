@@ -1,4 +1,4 @@
-"""The checks that every model family has to pass, each a function of a bench."""
+"""The checks that every model family has to pass. Each is a function of a `Bench`, a small model on a device."""
 
 from __future__ import annotations
 
@@ -95,16 +95,16 @@ Check = Callable[[Bench], None]
 Shapes = Mapping[str, "tuple[int, ...] | None"]
 
 NUM_TOKENS = 32
-_CODES_TOLERANCE = 0.08
-"""The tolerance of logits computed over a KV cache of 8 bits, as a fraction of a row's largest."""
-_ROUTER = "router_topk"
+_INT8_CACHE_TOLERANCE = 0.08
+"""The tolerance of logits over an int8 KV cache, as a fraction of the largest logit of a row."""
+_ROUTER_OPERATOR = "router_topk"
 _MAX_REROUTED = 0.4
-"""The fraction of rows of a mixture of experts that may be beyond that tolerance."""
+"""The fraction of rows of a mixture of experts that may exceed `_INT8_CACHE_TOLERANCE`."""
 
 
 def every_tensor_is_read_once(bench: Bench) -> None:
     """Check that all tensors of a checkpoint are read, and that no two parameters share an element."""
-    compiled = _plan(bench)
+    compiled = _compile(bench)
     stored = AlteredTensors(compiled.source.weights())
     values = np.concatenate([array.reshape(-1) for array in read_parameters(compiled, stored).values()])
     unread = [name for name in set(stored.names) - stored.read if not _is_ignored(compiled, name)]
@@ -114,10 +114,10 @@ def every_tensor_is_read_once(bench: Bench) -> None:
 
 def a_checkpoint_that_does_not_fit_is_refused(bench: Bench) -> None:
     """Check that a missing, an additional or a misshapen tensor is an error that names it."""
-    compiled = _plan(bench)
+    compiled = _compile(bench)
     stored = compiled.source.weights()
     parameters = [name for name in compiled.parameter_types if name not in compiled.computed]
-    for what, shapes in _misfits(compiled):
+    for what, shapes in _altered_shapes(compiled):
         try:
             read_parameters(compiled, AlteredTensors(stored, shapes))
         except CheckpointError as error:
@@ -168,8 +168,8 @@ def logits_over_a_quantised_cache(bench: Bench) -> None:
     (text,) = random_prompts(24, vocab_size=bench.vocab_size)
     with bench.open(kv_cache_dtype="int8", max_num_seqs=32) as llm:
         rows = text_logits(llm.engine, text)
-        is_mixture = any(node.operator == _ROUTER for node in llm.engine.compiled.step.graph.nodes)
-    assert_close_to(bench.outputs(text), list(rows), _CODES_TOLERANCE, _MAX_REROUTED if is_mixture else 0)
+        is_mixture = any(node.operator == _ROUTER_OPERATOR for node in llm.engine.compiled.step.graph.nodes)
+    assert_close_to(bench.outputs(text), list(rows), _INT8_CACHE_TOLERANCE, _MAX_REROUTED if is_mixture else 0)
 
 
 def vectors_of_texts(bench: Bench) -> None:
@@ -190,32 +190,32 @@ def gguf_names(bench: Bench, general_architecture: str) -> None:
 
     from aethermind.checkpoint.gguf_tensors import GgufNames, hf_name
 
-    compiled = _plan(bench)
-    (kind,) = [kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == general_architecture]
-    known = gguf.get_tensor_name_map(kind, compiled.model.config.num_hidden_layers)
+    compiled = _compile(bench)
+    (gguf_architecture,) = [key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == general_architecture]
+    name_map = gguf.get_tensor_name_map(gguf_architecture, compiled.model.config.num_hidden_layers)
     family = bench.runtime.gguf_families.get(general_architecture)
-    own = GgufNames(family.modules, family.outside, family.layers)
+    family_names = GgufNames(family.modules, family.outside, family.layers)
     stored = compiled.source.weights()
     candidates = [stored, compiled.model.adapt(stored)] if isinstance(compiled.model, AdaptsWeights) else [stored]
     problems = []
     for weights in candidates:
         names = [converted for name in weights.names for converted in _as_converted(name)]
         read = {
-            name: known.get_name(name, _SUFFIXES) or known.get_name(name.removeprefix("transformer."), _SUFFIXES)
+            name: name_map.get_name(name, _SUFFIXES) or name_map.get_name(name.removeprefix("transformer."), _SUFFIXES)
             for name in names
         }
         problems.append(
             [
                 f"{found or 'no tensor of the gguf library'} is read for {name} in {general_architecture}"
                 for name, found in read.items()
-                if found is None or _as_converted(hf_name(found, own)) != [name]
+                if found is None or _as_converted(hf_name(found, family_names)) != [name]
             ]
         )
     assert [] in problems, problems[0][0]
 
 
 _SUFFIXES = (".weight", ".bias")
-_ENDINGS = {".e_score_correction_bias": ".e_score_correction.bias", ".dt_bias": ".dt_proj.bias"}
+_RENAMED_ENDINGS = {".e_score_correction_bias": ".e_score_correction.bias", ".dt_bias": ".dt_proj.bias"}
 """Endings of names that converters change before all others."""
 
 
@@ -223,7 +223,7 @@ def _as_converted(name: str) -> list[str]:
     """The names of a tensor, or of its parts, as converters look them up: experts are stacked, gates are cut off, and
     suffixes of weights are completed.
     """
-    for ending, other in _ENDINGS.items():
+    for ending, other in _RENAMED_ENDINGS.items():
         if name.endswith(ending):
             return [name.removesuffix(ending) + other]
     name = re.sub(r"\.experts\.\d+\.", ".experts.", name)
@@ -232,13 +232,13 @@ def _as_converted(name: str) -> list[str]:
     return [name.replace(fused, f".experts.{part}_proj.") for part in (("gate", "up") if fused in name else ("",))]
 
 
-_OF_DECODERS: tuple[Check, ...] = (
+_DECODER_CHECKS: tuple[Check, ...] = (
     logits_of_every_position,
     chunks_of_prompts_in_ragged_batches,
     one_prompt_alone,
     logits_over_a_quantised_cache,
 )
-_OF_ENCODERS: tuple[Check, ...] = (vectors_of_texts,)
+_ENCODER_CHECKS: tuple[Check, ...] = (vectors_of_texts,)
 
 
 def checks_of(case: ModelCase, runtime: Runtime) -> tuple[Check, ...]:
@@ -247,18 +247,18 @@ def checks_of(case: ModelCase, runtime: Runtime) -> tuple[Check, ...]:
     Latent caches are not quantised.
     """
     model = runtime.architectures.get(case.architecture).create(dict(case.config))
-    special = _OF_ENCODERS if isinstance(model, TextEncoder) else _OF_DECODERS
+    special = _ENCODER_CHECKS if isinstance(model, TextEncoder) else _DECODER_CHECKS
     if not isinstance(model, TextEncoder) and has_latent(cache_layout(model)):
         special = tuple(check for check in special if check is not logits_over_a_quantised_cache)
     return (every_tensor_is_read_once, a_checkpoint_that_does_not_fit_is_refused, *special)
 
 
-def _plan(bench: Bench) -> CompiledModel:
+def _compile(bench: Bench) -> CompiledModel:
     config = EngineConfig(device=bench.device, max_model_len=bench.case.max_model_len, fallback="allow")
     return compile_model(bench.runtime, bench.directory, config)
 
 
-def _misfits(compiled: CompiledModel) -> Iterator[tuple[str, Shapes]]:
+def _altered_shapes(compiled: CompiledModel) -> Iterator[tuple[str, Shapes]]:
     stored = compiled.source.weights()
     yield "a tensor too many", {"no.such.weight": (2, 3)}
     for name in stored.names:

@@ -33,7 +33,7 @@ __all__ = [
     "reference_of",
 ]
 
-TIE = 1e-3
+MAX_TIE = 1e-3
 """If the reference's two largest logits are closer than this, either token is correct."""
 
 TOLERANCE = 1e-5
@@ -41,23 +41,23 @@ TOLERANCE = 1e-5
 
 
 class Checkpoints:
-    """Checkpoints of cases, and the outputs of their references, each made once."""
+    """Checkpoints of cases, and the outputs of their references. Each is created once."""
 
     def __init__(self, make_folder: Callable[[str], Path]) -> None:
         """`make_folder(name)` makes a new folder, as pytest's `tmp_path_factory.mktemp` does."""
         self._make_folder = make_folder
-        self._made: dict[int, tuple[ModelCase, Path]] = {}
+        self._directories: dict[int, tuple[ModelCase, Path]] = {}
         self._outputs: dict[int, Outputs] = {}
         self._tolerances: dict[int, float] = {}
 
     def directory(self, case: ModelCase) -> Path:
         """Return the checkpoint of a case, with a tokenizer whose tokens are numbers."""
-        if id(case) not in self._made:
+        if id(case) not in self._directories:
             directory = self._make_folder(case.name)
             reference_of(case).write(case, directory)
-            _write_tokenizer(directory)
-            self._made[id(case)] = case, directory
-        return self._made[id(case)][1]
+            write_numeric_tokenizer(directory)
+            self._directories[id(case)] = case, directory
+        return self._directories[id(case)][1]
 
     def outputs(self, case: ModelCase) -> Outputs:
         """Return the outputs of the reference for the checkpoint of a case."""
@@ -66,9 +66,9 @@ class Checkpoints:
         return self._outputs[id(case)]
 
     def tolerance(self, case: ModelCase) -> float:
-        """Return the allowed error of logits in float32, as a fraction of a row's largest.
+        """Return the allowed error of logits in float32, as a fraction of the largest logit of a row.
 
-        It is twice the reference's own error on a random text where that is more and the case allows it.
+        With `ModelCase.may_err_as_reference` it is at least twice the float32 error of the reference on a random text.
         """
         in_float32 = getattr(reference_of(case), "float32_outputs", None) if case.may_err_as_reference else None
         if in_float32 is None:
@@ -102,7 +102,7 @@ class Bench:
 
     @property
     def tolerance(self) -> float:
-        """The allowed error of logits in float32, as a fraction of a row's largest."""
+        """The allowed error of logits in float32, as a fraction of the largest logit of a row."""
         return self.checkpoints.tolerance(self.case)
 
     @property
@@ -111,7 +111,7 @@ class Bench:
         return self.case.vocab_size
 
     def open(self, **options: Any) -> LLM:
-        """Open the model on the device, in float32 by default and on one thread, because it is small."""
+        """Open the model on the device, by default in float32 and with one thread, because the model is small."""
         defaults = {"dtype": "float32", "max_model_len": self.case.max_model_len, "fallback": "allow", "num_threads": 1}
         return LLM(self.directory, device=self.device, runtime=self.runtime, **{**defaults, **options})
 
@@ -137,8 +137,8 @@ def reference_of(case: ModelCase) -> Reference:
     return TransformersReference()
 
 
-def _write_tokenizer(directory: Path) -> None:
-    """Write a tokenizer whose words are numbers, as many as there may be ids; none ends an answer."""
+def write_numeric_tokenizer(directory: Path) -> None:
+    """Write a tokenizer whose words are the numbers from 0 to 255. It has no end-of-sequence token."""
     tokenizer = {
         "version": "1.0",
         "added_tokens": [],
@@ -159,7 +159,7 @@ class Generated:
 
     @property
     def all_token_ids(self) -> list[int]:
-        """Prompt and answer."""
+        """Prompt and generated tokens."""
         return [*self.prompt_token_ids, *self.token_ids]
 
 
@@ -172,7 +172,7 @@ def generate(
     """
     engine = llm.engine
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    found = {str(index): Generated(list(prompt)) for index, prompt in enumerate(prompts)}
+    requests = {str(index): Generated(list(prompt)) for index, prompt in enumerate(prompts)}
     decisions: list[ScheduleDecision] = []
     run = engine.runner.run
 
@@ -180,24 +180,24 @@ def generate(
         sampled = run(decision)
         decisions.append(decision)
         for token, row in zip(sampled, engine.runner.logits(len(sampled)), strict=True):
-            found[token.request.request_id].logits.append(row.copy())
+            requests[token.request.request_id].logits.append(row.copy())
         return sampled
 
     engine.runner.run = run_and_record  # type: ignore[method-assign]
     try:
-        waiting = list(found)
+        waiting = list(requests)
         step = 0
         while waiting or engine.has_unfinished:
-            while waiting and (stagger == 0 or step >= stagger * (len(found) - len(waiting))):
+            while waiting and (stagger == 0 or step >= stagger * (len(requests) - len(waiting))):
                 request_id = waiting.pop(0)
-                engine.add_request(request_id, found[request_id].prompt_token_ids, params)
+                engine.add_request(request_id, requests[request_id].prompt_token_ids, params)
             for output in engine.step():
-                found[output.request_id].token_ids = output.outputs[0].token_ids
+                requests[output.request_id].token_ids = output.outputs[0].token_ids
             step += 1
     finally:
         engine.runner.run = run  # type: ignore[method-assign]
     assert engine.cache.num_available_blocks == engine.compiled.num_kv_blocks
-    return list(found.values()), decisions
+    return list(requests.values()), decisions
 
 
 def random_prompts(*lengths: int, vocab_size: int = 131) -> list[list[int]]:
@@ -212,9 +212,9 @@ def assert_close_to(
     tolerance: float = TOLERANCE,
     max_outliers: float = 0.0,
 ) -> None:
-    """Assert that every row is the reference's, within `tolerance` · its largest magnitude.
+    """Assert that every row equals the reference's within `tolerance` times its largest magnitude.
 
-    A fraction of `max_outliers` of the rows may be farther off.
+    A fraction of `max_outliers` of the rows may have larger errors.
     """
     assert len(rows) == len(reference), f"{len(rows)} rows of logits were computed, not {len(reference)}"
     error = np.abs(np.stack(rows) - reference).max(axis=1)
@@ -231,7 +231,7 @@ def assert_matches(generated: Generated, outputs: Outputs, tolerance: float = TO
     reference = outputs(generated.all_token_ids[:-1])[len(generated.prompt_token_ids) - 1 :]
     assert_close_to(reference, generated.logits, tolerance)
     second, first = np.sort(reference, axis=1)[:, -2:].T
-    has_winner = first - second > TIE
+    has_winner = first - second > MAX_TIE
     tokens = np.array(generated.token_ids)
     assert (reference.argmax(axis=1) == tokens)[has_winner].all(), "a token is not the one with the largest logit"
     assert has_winner.mean() > 0.9, "nearly all tokens are ties, which proves nothing; choose another configuration"

@@ -1,4 +1,4 @@
-"""Transformers as the reference: it writes random checkpoints, and computes their outputs in float64."""
+"""The reference by transformers: writes random checkpoints, and computes their outputs in float64."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["TransformersReference", "outputs_of", "pretrained"]
 
 
 class TransformersReference:
-    """The class that an architecture names; implements `Reference`."""
+    """The transformers class with the name of the architecture; implements `Reference`."""
 
     def write(self, case: ModelCase, directory: Path) -> None:
         """Write random weights, those of norms around 1, biases around 0."""
@@ -36,7 +36,7 @@ class TransformersReference:
             path.write_text(json.dumps(case.rewrite_config(json.loads(path.read_text()))))
 
     def outputs(self, case: ModelCase, directory: Path) -> Outputs:
-        """Return the function of a whole text to logits, or hidden states."""
+        """Return the function that computes logits or hidden states from the token ids of a text."""
         outputs = partial(outputs_of, pretrained(case.architecture, directory, context=case.max_model_len))
         return partial(_in_float64, outputs) if case.has_float32_parts else outputs
 
@@ -84,7 +84,7 @@ def outputs_of(model: Any, token_ids: Sequence[int]) -> np.ndarray[Any, Any]:
 
 
 class _KeepFloat64(TorchFunctionMode):
-    """Leaves float64 tensors as they are where a module converts them to float32."""
+    """Keeps float64 tensors in float64 where a module converts them to float32."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -16,7 +16,7 @@ import pytest
 from aethermind.errors import DeviceError
 from aethermind.hal import Backend, DeviceId, DType, Stream, Tensor
 from aethermind.hal.host_memory import resident_bytes, trim_heap
-from aethermind.testing.device_arrays import LongWork, on_device, on_host, seen_now
+from aethermind.testing.device_arrays import LongWork, on_device, on_host, read_without_waiting
 
 __all__: list[str] = []
 
@@ -34,7 +34,7 @@ def stream(backend: Backend, device: DeviceId) -> Iterator[Stream]:
 
 def test_a_stream_with_work_left_is_not_idle(backend: Backend, stream: Stream) -> None:
     work = LongWork.on(backend, stream)
-    assert not _becomes(stream.query) or work.has_run
+    assert not _becomes_true(stream.query) or work.has_run
     stream.synchronize()
     assert work.has_run
     assert stream.query()
@@ -46,7 +46,7 @@ def test_an_event_behind_pending_work_completes_after_it(backend: Backend, devic
     event.synchronize()
     work = LongWork.on(backend, stream)
     event.record(stream)  # records it anew
-    assert not _becomes(event.query) or work.has_run
+    assert not _becomes_true(event.query) or work.has_run
     event.synchronize()
     assert work.has_run
     again = LongWork.on(backend, stream)
@@ -129,9 +129,9 @@ def test_calls_without_a_stream_are_synchronous(backend: Backend, device: Device
     whole = Tensor.of(backend.allocator.alloc(64 * MIB), DType.UINT8, (64 * MIB,))
     end = Tensor.of(whole.buffer, DType.UINT8, (64,), whole.nbytes - 64)
     backend.transfer.fill(whole, 0x5A)
-    assert set(seen_now(backend, end).tolist()) == {0x5A}
+    assert set(read_without_waiting(backend, end).tolist()) == {0x5A}
     backend.transfer.copy(whole, Tensor.of_numpy(np.full(64 * MIB, 0x33, np.uint8), device))
-    assert set(seen_now(backend, end).tolist()) == {0x33}
+    assert set(read_without_waiting(backend, end).tolist()) == {0x33}
     stream.synchronize()
     assert work.has_run
 
@@ -187,7 +187,7 @@ def test_destroyed_streams_and_events_are_freed(backend: Backend, device: Device
     assert _num_threads() - threads < 20
 
 
-def _becomes(query: Callable[[], bool]) -> bool:
+def _becomes_true(query: Callable[[], bool]) -> bool:
     """Poll until true or timeout; devices may make no progress without a synchronisation."""
     deadline = time.monotonic() + _TIMEOUT_S
     while not (answer := query()) and time.monotonic() < deadline:

@@ -75,9 +75,9 @@ def test_kernel_of_no_operator(unknown_kernel: str) -> None:
 
 
 @pytest.mark.optional
-def test_operator_without_a_kernel(uncomputed: str, runtime: Runtime, opened: OpenDevice) -> None:
+def test_operator_without_a_kernel(operator_without_kernel: str, runtime: Runtime, opened: OpenDevice) -> None:
     """Views need no kernel, and composites are decomposed; other operators need a fallback."""
-    operator = runtime.operators[uncomputed]
+    operator = runtime.operators[operator_without_kernel]
     if operator.schema.is_view or operator.decompose is not None:
         return
     if opened.backend.capabilities.is_host_accessible:

@@ -1,4 +1,4 @@
-"""Answers of `/v1/responses`: output items, whole or as the stream of events that builds them."""
+"""Responses of `/v1/responses`: output items, in one object or as the stream of events that builds them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aethermind.engine.requests.output_delta import CompletionDelta
-from aethermind.server.generation import PromptState, ResponseBuilder, answer_id, usage_of
+from aethermind.server.generation import PromptState, ResponseBuilder, response_id, token_usage
 from aethermind.server.openai.chat_response import ChatOutputParser, token_logprobs
 from aethermind.server.openai.tools import call_id
 from aethermind.server.sse import NAMED
@@ -30,7 +30,7 @@ Event = dict[str, Any]
 
 
 class ResponseObjectBuilder(ResponseBuilder):
-    """The response object of one request, and its events. Mutable; used once."""
+    """Builds the response object of one request, and its events. Mutable; used once."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class ResponseObjectBuilder(ResponseBuilder):
         self._parser = ChatOutputParser(params.chat, model.answer_format, prompt)
         self._num_top_logprobs = request.top_logprobs or 0
         self._tokenizer = model.tokenizer
-        self._id_suffix = answer_id(request_id, "")
+        self._id_suffix = response_id(request_id, "")
         self._response = {
-            "id": answer_id(request_id, "resp_"),
+            "id": response_id(request_id, "resp_"),
             "object": "response",
             "created_at": int(time.time()),
             "status": "in_progress",
@@ -56,11 +56,11 @@ class ResponseObjectBuilder(ResponseBuilder):
             "model": model.name,
             "output": [],
             "usage": None,
-            **_echoed(request, sampling),
+            **_request_fields(request, sampling),
         }
         self._num_events = 0
         self._items: list[dict[str, Any]] = []
-        self._open: dict[str, Any] | None = None
+        self._open_item: dict[str, Any] | None = None
         self._finish_reason: str | None = None
 
     def full_response(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -86,13 +86,13 @@ class ResponseObjectBuilder(ResponseBuilder):
     def delta_events(self, index: int, delta: CompletionDelta, prompt: PromptState) -> Iterable[Event]:
         logprobs = token_logprobs(self._tokenizer, delta.token_ids, delta.logprobs, self._num_top_logprobs) or []
         is_last = delta.finish_reason is not None
-        for piece in self._parser.read(delta.text, is_last=is_last) or ([Content("")] if logprobs else []):
-            yield from self._add(piece, logprobs)
-            if isinstance(piece, Content):
-                logprobs = []  # sent once, with the first piece of text
+        for output_part in self._parser.read(delta.text, is_last=is_last) or ([Content("")] if logprobs else []):
+            yield from self._add(output_part, logprobs)
+            if isinstance(output_part, Content):
+                logprobs = []  # sent once, with the first part that is text
         if is_last:
             self._finish_reason = delta.finish_reason
-            if not self._items:  # every answer has at least an empty message
+            if not self._items:  # every completion has at least an empty message
                 yield from self._begin_item({"type": "message", "role": "assistant", "content": []}, "msg")
             yield from self._close()
 
@@ -103,67 +103,69 @@ class ResponseObjectBuilder(ResponseBuilder):
 
     # -- items -----------------------------------------------------------------------------------------------
 
-    def _add(self, piece: AnswerPart, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
-        if isinstance(piece, ToolCall):
+    def _add(self, output_part: AnswerPart, logprobs: list[dict[str, Any]]) -> Iterator[Event]:
+        if isinstance(output_part, ToolCall):
             yield from self._close()
-            yield from self._add_call(piece)
-        elif isinstance(piece, Reasoning):
-            if self._kind != "reasoning":
+            yield from self._add_call(output_part)
+        elif isinstance(output_part, Reasoning):
+            if self._open_type != "reasoning":
                 yield from self._close()
                 yield from self._begin_item({"type": "reasoning", "summary": [], "content": []}, "rs")
-            self._append(piece.text)
-            yield self._event("response.reasoning_text.delta", **self._position, content_index=0, delta=piece.text)
+            self._append(output_part.text)
+            yield self._event(
+                "response.reasoning_text.delta", **self._open_position, content_index=0, delta=output_part.text
+            )
         else:
-            if self._kind != "message":
+            if self._open_type != "message":
                 yield from self._close()
                 yield from self._begin_item({"type": "message", "role": "assistant", "content": []}, "msg")
-            self._append(piece.text, logprobs)
-            position = {**self._position, "content_index": 0}
-            yield self._event("response.output_text.delta", **position, delta=piece.text, logprobs=logprobs)
+            self._append(output_part.text, logprobs)
+            position = {**self._open_position, "content_index": 0}
+            yield self._event("response.output_text.delta", **position, delta=output_part.text, logprobs=logprobs)
 
     @property
-    def _kind(self) -> str | None:
+    def _open_type(self) -> str | None:
         """The type of the open item; None if no item is open."""
-        return None if self._open is None else self._open["type"]
+        return None if self._open_item is None else self._open_item["type"]
 
     @property
-    def _position(self) -> dict[str, Any]:
+    def _open_position(self) -> dict[str, Any]:
         """The fields by which events refer to the open item."""
-        assert self._open is not None, "there is an open item"
-        return {"item_id": self._open["id"], "output_index": len(self._items) - 1}
+        assert self._open_item is not None, "there is an open item"
+        return {"item_id": self._open_item["id"], "output_index": len(self._items) - 1}
 
     def _begin_item(self, item: dict[str, Any], prefix: str) -> Iterator[Event]:
         """Open a message or reasoning item, each of which has one content part."""
         item |= {"id": f"{prefix}_{self._id_suffix}_{len(self._items)}", "status": "in_progress"}
         self._items.append(item)
-        self._open = item
+        self._open_item = item
         yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=_copy(item))
         part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
         if item["type"] == "message":
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         item["content"].append(part)
-        yield self._event("response.content_part.added", **self._position, content_index=0, part=dict(part))
+        yield self._event("response.content_part.added", **self._open_position, content_index=0, part=dict(part))
 
     def _append(self, text: str, logprobs: list[dict[str, Any]] | None = None) -> None:
-        assert self._open is not None, "there is an open item"
-        part = self._open["content"][0]
+        assert self._open_item is not None, "there is an open item"
+        part = self._open_item["content"][0]
         part["text"] += text
         if logprobs:
             part["logprobs"] = [*part["logprobs"], *logprobs]
 
     def _close(self) -> Iterator[Event]:
         """Close the open message or reasoning item, if there is one."""
-        item = self._open
+        item = self._open_item
         if item is None:
             return
-        part, position = item["content"][0], {**self._position, "content_index": 0}
+        part, position = item["content"][0], {**self._open_position, "content_index": 0}
         if item["type"] == "message":
             yield self._event("response.output_text.done", **position, text=part["text"], logprobs=part["logprobs"])
         else:
             yield self._event("response.reasoning_text.done", **position, text=part["text"])
         yield self._event("response.content_part.done", **position, part=dict(part))
         yield self._item_done(item)
-        self._open = None
+        self._open_item = None
 
     def _add_call(self, call: ToolCall) -> Iterator[Event]:
         number = len(self._items)
@@ -190,7 +192,7 @@ class ResponseObjectBuilder(ResponseBuilder):
     # -- the response ----------------------------------------------------------------------------------------
 
     def _final_response(self, prompts: Sequence[PromptState]) -> dict[str, Any]:
-        tokens = usage_of(prompts)
+        tokens = token_usage(prompts)
         reasoning = "".join(item["content"][0]["text"] for item in self._items if item["type"] == "reasoning")
         usage = {
             "input_tokens": tokens["prompt_tokens"],
@@ -214,7 +216,7 @@ class ResponseObjectBuilder(ResponseBuilder):
         return {"type": kind, "sequence_number": self._num_events - 1, **content}
 
 
-def _echoed(request: ResponseRequest, sampling: SamplingParams) -> dict[str, Any]:
+def _request_fields(request: ResponseRequest, sampling: SamplingParams) -> dict[str, Any]:
     """The fields of the request that a response repeats."""
     given = request.model_dump(by_alias=True, exclude_none=True)
     return {
