@@ -1,4 +1,4 @@
-// Device memory of the CPU: aligned, on huge pages, counted.
+// Device memory of the CPU: aligned blocks, large ones on huge pages, with statistics.
 #ifndef AETHER_CPU_ALLOCATOR_H
 #define AETHER_CPU_ALLOCATOR_H
 
@@ -40,7 +40,7 @@ class Allocator {
 // Touches every page of a block without changing its contents, even if other threads write to it meanwhile.
 void touch_pages(void* block, size_t nbytes) noexcept;
 
-// A block that its destructor frees; `address()` is nullptr only before the first `reserve`.
+// Owns a block, which its destructor frees. `address()` is nullptr only before the first `reserve`.
 class Block {
  public:
   Block() = default;

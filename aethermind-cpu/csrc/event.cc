@@ -11,7 +11,7 @@ void Event::record(Stream& stream) {
     generation = ++generation_;
     reached_at_ns_.reset();
   }
-  // Not under the lock: a full queue empties only if the stream can report marks of this event meanwhile.
+  // Without the lock: a full queue empties only if the stream can complete recordings of this event meanwhile.
   const uint64_t number = stream.submit(RecordTask{shared_from_this(), generation});
   const std::lock_guard lock(mutex_);
   if (generation == generation_) mark_ = {stream.progress(), number};

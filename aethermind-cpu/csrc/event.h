@@ -23,13 +23,13 @@ class Event : public std::enable_shared_from_this<Event> {
   // Blocks until the recorded work has finished (cudaEventSynchronize).
   void synchronize() const;
 
-  // Makes later work of `stream` wait for the current mark (cudaStreamWaitEvent).
+  // Makes later work of `stream` wait for the latest recording (cudaStreamWaitEvent).
   void make_wait(Stream& stream) const;
 
-  // When the latest recording was reached, in nanoseconds of the monotonic clock; nullopt if it has not been reached.
+  // The time at which the latest recording completed, in nanoseconds of the monotonic clock; nullopt before that.
   std::optional<int64_t> reached_at_ns() const;
 
-  // Called by the stream when it reaches the recording made by the `generation`-th call of `record`.
+  // Called by the stream when the recording of the `generation`-th call of `record` completes.
   void reached(uint64_t generation) noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// What this machine reaches right now: the roofline that kernels are compared with.
+// The measured limits of this machine: the roofline that kernels are compared with.
 #ifndef AETHER_CPU_MACHINE_LIMITS_H
 #define AETHER_CPU_MACHINE_LIMITS_H
 

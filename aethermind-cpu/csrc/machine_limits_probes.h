@@ -1,4 +1,4 @@
-// Probes of machine_limits.cc, one set for each instruction set unit (machine_limits_<unit>.cc).
+// The probes of machine_limits.cc. Each instruction set level has a set of them (machine_limits_<level>.cc).
 #ifndef AETHER_CPU_MACHINE_LIMITS_PROBES_H
 #define AETHER_CPU_MACHINE_LIMITS_PROBES_H
 

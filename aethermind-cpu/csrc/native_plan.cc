@@ -139,7 +139,7 @@ NativePlan::ScratchRequest NativePlan::scratch_request(int num_workers) const {
   return largest;
 }
 
-void NativePlan::run(Team& team, const Symbols& symbols, size_t begin, size_t end, int64_t* marks) {
+void NativePlan::run(Team& team, const Symbols& symbols, size_t begin, size_t end, int64_t* timestamps_ns) {
   const Team::Lock held = team.acquire();
   if (prepared_num_workers_ != team.num_workers()) prepare(team, held);
   if (symbols != current_symbols_) {
@@ -150,21 +150,22 @@ void NativePlan::run(Team& team, const Symbols& symbols, size_t begin, size_t en
     const NativePlan* plan;
     Team* team;
     size_t begin, end;
-    int64_t* marks;
-  } run{this, &team, begin, end, marks};
+    int64_t* timestamps_ns;
+  } run{this, &team, begin, end, timestamps_ns};
   team.run(
       held,
       [](void* context, const am_team& view) {
         const Run& run = *static_cast<Run*>(context);
-        run.plan->run_steps(*run.team, view, run.begin, run.end, view.worker == 0 ? run.marks : nullptr);
+        run.plan->run_steps(*run.team, view, run.begin, run.end, view.worker == 0 ? run.timestamps_ns : nullptr);
       },
       &run);
-  if (marks != nullptr) marks[end - begin] = now_ns();
+  if (timestamps_ns != nullptr) timestamps_ns[end - begin] = now_ns();
 }
 
-void NativePlan::run_steps(Team& team, const am_team& view, size_t begin, size_t end, int64_t* marks) const noexcept {
+void NativePlan::run_steps(Team& team, const am_team& view, size_t begin, size_t end,
+                           int64_t* timestamps_ns) const noexcept {
   for (size_t index = begin; index < end; ++index) {
-    if (marks != nullptr) marks[index - begin] = now_ns();
+    if (timestamps_ns != nullptr) timestamps_ns[index - begin] = now_ns();
     const BoundStep& step = steps_[index];
     step.kernel->run(tensors_.data() + step.first_input, tensors_.data() + step.first_output,
                      attributes_.data() + step.first_attribute, &view);

@@ -58,9 +58,9 @@ class NativePlan {
   void prepare(Team& team);
 
   // Runs steps [begin, end) on the team, the calling thread being worker 0. Allocates nothing, unless the team's size
-  // has changed since `prepare`; then it prepares again. Where `marks` is not null, the clock's reading before every
-  // step and after the last one is written to it, end - begin + 1 numbers of nanoseconds.
-  void run(Team& team, const Symbols& symbols, size_t begin, size_t end, int64_t* marks = nullptr);
+  // has changed since `prepare`; then it prepares again. If `timestamps_ns` is not null, it receives the time before
+  // every step and after the last one, end - begin + 1 numbers.
+  void run(Team& team, const Symbols& symbols, size_t begin, size_t end, int64_t* timestamps_ns = nullptr);
 
  private:
   struct BoundStep {
@@ -90,7 +90,7 @@ class NativePlan {
   void set_shapes(const Symbols& symbols) noexcept;
   void prepare(Team& team, const Team::Lock& held);
   ScratchRequest scratch_request(int num_workers) const;
-  void run_steps(Team& team, const am_team& view, size_t begin, size_t end, int64_t* marks) const noexcept;
+  void run_steps(Team& team, const am_team& view, size_t begin, size_t end, int64_t* timestamps_ns) const noexcept;
 
   std::vector<int64_t> max_symbols_;
   std::vector<BoundStep> steps_;

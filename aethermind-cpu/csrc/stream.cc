@@ -56,7 +56,7 @@ void Stream::work() noexcept {
 void Stream::execute(Task& task) {
   if (auto* run = std::get_if<PlanTask>(&task)) {
     team_->pin_caller(pinned_);
-    run->plan->run(*team_, run->symbols, run->begin, run->end, run->marks);
+    run->plan->run(*team_, run->symbols, run->begin, run->end, run->timestamps_ns);
   } else if (auto* copy = std::get_if<CopyTask>(&task)) {
     std::memmove(reinterpret_cast<void*>(copy->destination), reinterpret_cast<const void*>(copy->source), copy->nbytes);
   } else if (auto* fill = std::get_if<FillTask>(&task)) {

@@ -28,7 +28,7 @@ struct PlanTask {
   std::shared_ptr<NativePlan> plan;
   Symbols symbols;
   size_t begin, end;
-  int64_t* marks = nullptr;  // see NativePlan::run
+  int64_t* timestamps_ns = nullptr;  // see NativePlan::run
 };
 
 struct CopyTask {

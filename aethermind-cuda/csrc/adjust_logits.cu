@@ -43,8 +43,8 @@ __device__ __forceinline__ void adjust_listed_tokens(float* out, const float* lo
   }
 }
 
-// Masks four logits by the lowest bits of `allowed`. It reads those of which some are masked, and in place it leaves
-// those of which none is.
+// Masks four logits by the lowest bits of `allowed`. It does not read them if all are masked, and in place it does not
+// touch them if none is masked.
 __device__ __forceinline__ void mask_vec4(float* out, const float* logits, int allowed) {
   using Vec4 = Vector<float>;
   constexpr int kAll = (1 << Vec4::size) - 1;

@@ -9,7 +9,7 @@ namespace aether {
 
 constexpr int kColumnWarps = 8;
 
-// Results 32 · blockIdx.x … + 31, a lane each; the warps alternate over the elements.
+// Results 32 · blockIdx.x … + 31, one per lane. Warp w reduces elements w, w + the number of warps, and so on.
 template <class T>
 __device__ __forceinline__ void argmax_columns(int* index, const T* x, int num_results, int width, int inner) {
   __shared__ uint64_t partial[kColumnWarps][kWarpSize];

@@ -173,7 +173,7 @@ struct Channels {
     }
   }
 
-  // Row j of the state takes the place of one behind it, so ascending order reads no row that was written.
+  // A row of the state is replaced by a later row, so in ascending order no row is read after it was written.
   __device__ __forceinline__ void replace_state(int num_rows) const {
     for (int j = 0; j < call.num_before; ++j) {
       const auto values = input(num_rows + j - call.num_before);

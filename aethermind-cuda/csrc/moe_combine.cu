@@ -1,4 +1,5 @@
-// moe_combine: out[T, D] = the sum over a of weights[T, A] · x[T, A, D], in float32 and in the order of a. Block t.
+// moe_combine: out[T, D] = the sum over a of weights[T, A] · x[T, A, D], in float32 and in the order of a. Block t
+// computes token t.
 
 #include "common/dependent_launch.cuh"
 #include "common/types.cuh"

@@ -1,6 +1,6 @@
 // Quantises rows x[R, K] of float32, float16 or bfloat16 to float8_e4m3fn with a float32 scale for each row: inputs of
-// a product in fp8, and its weights. A block for each row. Codes are row-major, K padded with zeros to a multiple of
-// 16; scales are the largest magnitude over 448 (`quantize_rows` of the core's definition).
+// a product in fp8, and its weights. A block quantises one row. Codes are row-major, K padded with zeros to a multiple
+// of 16; scales are the largest magnitude over 448 (`quantize_rows` of the core's definition).
 
 #include "common/dependent_launch.cuh"
 #include "common/kv_quantization.cuh"
@@ -16,7 +16,8 @@ struct MaxMagnitude {
   }
 };
 
-// Calls `use(k, values)` for each 16 values from k on, zeros beyond the row. `is_aligned`: rows can be read in vectors.
+// Calls `use(k, values)` for every 16 values of a row, from column k on; values beyond the row are zeros. `is_aligned`:
+// rows can be read in vectors.
 template <class T, class Use>
 __device__ __forceinline__ void for_each_16(const T* row, int num_inputs, bool is_aligned, const Use& use) {
   for (int k = static_cast<int>(threadIdx.x) * 16; k < num_inputs; k += static_cast<int>(blockDim.x) * 16) {

@@ -42,7 +42,7 @@ __device__ __forceinline__ float reduce_dims(const T* x, const Loops<1>& kept, c
 
 constexpr int kColumnWarps = 8;
 
-// Results 32 · blockIdx.x … + 31, a lane each; the warps alternate over the elements.
+// Results 32 · blockIdx.x … + 31, one per lane. Warp w reduces elements w, w + the number of warps, and so on.
 template <class Operation, class T>
 __device__ __forceinline__ void reduce_columns(T* out, const T* x, const Loops<1>& kept, const Loops<1>& reduced,
                                                int num_results, int count, float divisor) {

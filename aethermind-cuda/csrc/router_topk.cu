@@ -23,7 +23,7 @@ struct RouterTopK {
   int group_score_k;
 };
 
-// A candidate of a selection. Candidates are in descending order of scores, ties by index.
+// A candidate expert of the selection. Candidates are in descending order of scores, ties by ascending index.
 struct Candidate {
   float score;
   int index;
@@ -35,14 +35,14 @@ struct Candidate {
 
 constexpr float kLargest = __builtin_huge_valf();
 
-// Before and behind all candidates; scores are below infinity.
+// Sentinels before and after all candidates: scores are finite.
 __device__ __forceinline__ Candidate before_all() { return {kLargest, -1}; }
-__device__ __forceinline__ Candidate behind_all() { return {-kLargest, 0x7fffffff}; }
+__device__ __forceinline__ Candidate after_all() { return {-kLargest, 0x7fffffff}; }
 
-// The first of candidates [begin, end) behind `previous`; `step` apart. behind_all() where there is none.
+// The first candidate after `previous` in that order, among [begin, end) with stride `step`; after_all() if none is.
 __device__ __forceinline__ Candidate next_candidate(const float* scores, int begin, int end, int step,
                                                     const Candidate& previous) {
-  Candidate best = behind_all();
+  Candidate best = after_all();
   for (int i = begin; i < end; i += step) {
     const Candidate candidate{scores[i], i};
     if (previous.is_before(candidate) && candidate.is_before(best)) {
@@ -61,7 +61,7 @@ __device__ __forceinline__ Candidate first_of_lanes(const Candidate& mine) {
   return {__int_as_float(largest >= 0 ? largest : largest ^ 0x7fffffff), index};
 }
 
-// The first of candidates [0, end) behind `previous`, found by a warp.
+// The first candidate after `previous` among [0, end), found by a warp.
 __device__ __forceinline__ Candidate next_of_warp(const float* scores, int end, const Candidate& previous) {
   return first_of_lanes(next_candidate(scores, lane_index(), end, kWarpSize, previous));
 }
@@ -89,13 +89,13 @@ __device__ __forceinline__ void write_scores(float* scores, const float* logits,
 }
 
 // Masks the experts outside of the best groups. group_scores[num_groups] is scratch memory.
-__device__ __forceinline__ void mask_groups(float* choices, float* group_scores, const RouterTopK& call) {
+__device__ __forceinline__ void mask_groups(float* selection_scores, float* group_scores, const RouterTopK& call) {
   const int size = call.num_experts / call.num_groups;
   for (int group = lane_index(); group < call.num_groups; group += kWarpSize) {
     float sum = 0.0f;
     Candidate candidate = before_all();
     for (int i = 0; i < min(call.group_score_k, size); ++i) {
-      candidate = next_candidate(choices, group * size, (group + 1) * size, 1, candidate);
+      candidate = next_candidate(selection_scores, group * size, (group + 1) * size, 1, candidate);
       sum += candidate.score;
     }
     group_scores[group] = sum;
@@ -108,7 +108,7 @@ __device__ __forceinline__ void mask_groups(float* choices, float* group_scores,
   for (int i = lane_index(); i < call.num_experts; i += kWarpSize) {
     const Candidate group{group_scores[i / size], i / size};
     if (worst.is_before(group)) {
-      choices[i] = -kLargest;
+      selection_scores[i] = -kLargest;
     }
   }
   __syncwarp();
@@ -117,22 +117,22 @@ __device__ __forceinline__ void mask_groups(float* choices, float* group_scores,
 // Dynamic shared memory: float[2 · num_experts + num_groups], int[k].
 __device__ __forceinline__ void router_topk(const RouterTopK& call) {
   AETHER_DYNAMIC_SHARED(float, scores);
-  float* const choices = scores + call.num_experts;
-  float* const group_scores = choices + call.num_experts;
+  float* const selection_scores = scores + call.num_experts;
+  float* const group_scores = selection_scores + call.num_experts;
   int* const chosen = reinterpret_cast<int*>(group_scores + call.num_groups);
   const int64_t token = blockIdx.x;
   write_scores(scores, call.logits + token * call.num_experts, call);
   for (int i = lane_index(); i < call.num_experts; i += kWarpSize) {
-    const float choice = call.correction == nullptr ? scores[i] : scores[i] + call.correction[i];
-    choices[i] = choice == choice ? choice : -kLargest;
+    const float selection_score = call.correction == nullptr ? scores[i] : scores[i] + call.correction[i];
+    selection_scores[i] = selection_score == selection_score ? selection_score : -kLargest;
   }
   __syncwarp();
   if (call.top_groups < call.num_groups) {
-    mask_groups(choices, group_scores, call);
+    mask_groups(selection_scores, group_scores, call);
   }
   // A lane keeps the first of its candidates that is not chosen yet.
   const auto next_of_lane = [&](const Candidate& previous) {
-    return next_candidate(choices, lane_index(), call.num_experts, kWarpSize, previous);
+    return next_candidate(selection_scores, lane_index(), call.num_experts, kWarpSize, previous);
   };
   Candidate mine = next_of_lane(before_all());
   float sum = 0.0f;

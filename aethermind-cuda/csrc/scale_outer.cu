@@ -48,7 +48,7 @@ __device__ __forceinline__ void scale_outer(const ScaledPart<T> (&parts)[3], con
   }
   const int64_t row = blockIdx.y;
   const int second = parts[0].width, third = second + parts[1].width;
-  // Copied, not referred to: arguments that are indexed at run time are in local memory.
+  // A copy and not a reference: arguments that are indexed at run time would be copied to local memory.
   const ScaledPart<T> part = column < second ? parts[0] : column < third ? parts[1] : parts[2];
   const int first = column - (column < second ? 0 : column < third ? second : third);
   const Vec4 sum = Vec4::load(sums + row * stride + part.begin + first), scale = Vec4::load(part.scales + first);

@@ -1,4 +1,5 @@
-// The choices of all tokens sorted by expert into tiles of one expert, in one block (see common/expert_products.cuh).
+// Sorts the token-expert pairs of a step by expert into tiles of one expert, in one block (see
+// common/expert_products.cuh).
 
 #include "common/dependent_launch.cuh"
 #include "common/expert_products.cuh"
@@ -14,32 +15,32 @@ __device__ __forceinline__ int prefix_sum(int value) {
   return value;
 }
 
-// Calls body(choice, its expert) for this thread's choices. Several ids are loaded at a time to hide latency.
+// Calls body(pair, its expert) for this thread's pairs. Several ids are loaded at a time to hide latency.
 template <class Body>
-__device__ __forceinline__ void for_each_choice(const int* ids, int num_choices, int num_experts, const Body& body) {
+__device__ __forceinline__ void for_each_pair(const int* ids, int num_pairs, int num_experts, const Body& body) {
   constexpr int kBatch = 8;
   const int num_threads = static_cast<int>(blockDim.x);
-  for (int first = static_cast<int>(threadIdx.x); first < num_choices; first += kBatch * num_threads) {
+  for (int first = static_cast<int>(threadIdx.x); first < num_pairs; first += kBatch * num_threads) {
     int experts[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const int choice = first + i * num_threads;
-      experts[i] = choice < num_choices ? ids[choice] : 0;
+      const int pair = first + i * num_threads;
+      experts[i] = pair < num_pairs ? ids[pair] : 0;
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const int choice = first + i * num_threads;
-      if (choice < num_choices) {
-        body(choice, checked_index(experts[i], num_experts));
+      const int pair = first + i * num_threads;
+      if (pair < num_pairs) {
+        body(pair, checked_index(experts[i], num_experts));
       }
     }
   }
 }
 
-// Writes the num_choices choices by expert to `order`, and tiles of at most tile_rows of them to `tiles`, the rest of
+// Writes the num_pairs pairs by expert to `order`, and tiles of at most tile_rows of them to `tiles`, the rest of
 // its max_tiles empty. The order within an expert is arbitrary; no result depends on it. Dynamic shared memory:
 // int[num_experts], counts and then the next position of each expert.
-__device__ __forceinline__ void sort_experts(int* order, ExpertTile* tiles, const int* ids, int num_choices,
+__device__ __forceinline__ void sort_experts(int* order, ExpertTile* tiles, const int* ids, int num_pairs,
                                              int num_experts, int tile_rows, int max_tiles) {
   AETHER_DYNAMIC_SHARED(int, positions);
   __shared__ int num_tiles;
@@ -48,7 +49,7 @@ __device__ __forceinline__ void sort_experts(int* order, ExpertTile* tiles, cons
     positions[expert] = 0;
   }
   __syncthreads();
-  for_each_choice(ids, num_choices, num_experts, [&](int, int expert) { atomicAdd(&positions[expert], 1); });
+  for_each_pair(ids, num_pairs, num_experts, [&](int, int expert) { atomicAdd(&positions[expert], 1); });
   __syncthreads();
   if (warp_index() == 0) {
     int choices_before = 0, tiles_before = 0;
@@ -76,15 +77,15 @@ __device__ __forceinline__ void sort_experts(int* order, ExpertTile* tiles, cons
   for (int tile = num_tiles + thread; tile < max_tiles; tile += num_threads) {
     tiles[tile] = {0, 0, 0};
   }
-  for_each_choice(ids, num_choices, num_experts,
-                  [&](int choice, int expert) { order[atomicAdd(&positions[expert], 1)] = choice; });
+  for_each_pair(ids, num_pairs, num_experts,
+                [&](int pair, int expert) { order[atomicAdd(&positions[expert], 1)] = pair; });
 }
 
 }  // namespace aether
 
 extern "C" __global__ void __launch_bounds__(1024)
-    sort_experts(int* order, aether::ExpertTile* tiles, const int* ids, int num_choices, int num_experts, int tile_rows,
+    sort_experts(int* order, aether::ExpertTile* tiles, const int* ids, int num_pairs, int num_experts, int tile_rows,
                  int max_tiles) {
   aether::begin_kernel();
-  aether::sort_experts(order, tiles, ids, num_choices, num_experts, tile_rows, max_tiles);
+  aether::sort_experts(order, tiles, ids, num_pairs, num_experts, tile_rows, max_tiles);
 }

@@ -20,13 +20,13 @@ __device__ __forceinline__ float sum_of_others(const GroupLogits& logits, float 
       has_largest = has_largest || is_first;
     }
   }
-  // Every lane left one out that has it; all but the first give it back.
+  // Every lane that has a largest element left one out. All lanes but the first add it again: exp(0) = 1.
   const unsigned having = __ballot_sync(kFullWarp, has_largest);
   return warp_reduce<Sum>(has_largest && lane_index() != __ffs(static_cast<int>(having)) - 1 ? sum + 1.0f : sum);
 }
 
-// The ranks of the k most likely tokens to the first candidates; the number of gathered candidates, which is above
-// their capacity where it fails.
+// Writes the ranks of the k most likely tokens to the first candidates. Returns the number of gathered candidates; if
+// it exceeds their capacity, the candidates are not valid.
 __device__ __forceinline__ int most_likely(Candidates& candidates, const Row& row, const uint32_t* maxima, int segment,
                                            int num_segments, int k) {
   uint32_t threshold = 0;
@@ -52,7 +52,8 @@ __device__ __forceinline__ int most_likely(Candidates& candidates, const Row& ro
 }  // namespace aether
 
 // maxima[rows, num_segments] and group_maxima[rows, num_groups] as ordered bits; for every group the sum of
-// exp(logit - largest) without the largest itself, and how many logits are larger than the row's token's.
+// exp(logit - largest) without the largest itself, and the number of logits that are larger than that of the row's
+// token.
 extern "C" __global__ void __launch_bounds__(256)
     token_logprobs_summaries(unsigned* maxima, unsigned* group_maxima, float* sums_of_others, int* nums_larger,
                              const float* logits, const int* token_ids, int size, int segment, int num_segments,

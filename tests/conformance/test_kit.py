@@ -133,7 +133,7 @@ def test_a_case_that_hangs_is_given_up(tmp_path: Path) -> None:
             self.is_killed = True
 
     process, report = Hanging(), Report("a-chip", "0")
-    assert run._follow(process, path, report, 0, lambda case: None) == "hal.hangs"  # type: ignore[arg-type]
+    assert run._read_results(process, path, report, 0, lambda case: None) == "hal.hangs"  # type: ignore[arg-type]
     assert process.is_killed
     assert report.problems == ["hal.hangs took more than 0 s and was ended (--timeout)."]
 
@@ -157,5 +157,5 @@ def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -
             raise subprocess.TimeoutExpired("a suite", timeout)
 
     report = Report("a-chip", "0")
-    assert run._follow(Writer(), path, report, 60, lambda case: None) == "hal"  # type: ignore[arg-type]
+    assert run._read_results(Writer(), path, report, 60, lambda case: None) == "hal"  # type: ignore[arg-type]
     assert report.problems == ["one"]

@@ -1,4 +1,4 @@
-"""Products of chosen experts: how choices are sorted, what is launched, and that only the chosen experts are read."""
+"""Products of chosen experts: how pairs are sorted, what is launched, and that only the chosen experts are read."""
 
 from __future__ import annotations
 
@@ -40,22 +40,20 @@ def kernel_of(operator: str, name: str = "cuda") -> Kernel:
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(
-    ("num_choices", "num_experts", "tile_rows"), [(133, 8, 8), (1400, 60, 64), (40, 300, 8), (17, 1, 8)]
+    ("num_pairs", "num_experts", "tile_rows"), [(133, 8, 8), (1400, 60, 64), (40, 300, 8), (17, 1, 8)]
 )
-def test_choices_are_sorted_into_tiles_of_one_expert(
-    num_choices: int, num_experts: int, tile_rows: int, seed: int
-) -> None:
-    ids = np.random.default_rng(num_choices).integers(0, num_experts, num_choices, dtype=np.int32)
-    order = np.full(num_choices, -1, np.int32)
-    max_tiles = num_choices // tile_rows + min(num_choices, num_experts)
+def test_pairs_are_sorted_into_tiles_of_one_expert(num_pairs: int, num_experts: int, tile_rows: int, seed: int) -> None:
+    ids = np.random.default_rng(num_pairs).integers(0, num_experts, num_pairs, dtype=np.int32)
+    order = np.full(num_pairs, -1, np.int32)
+    max_tiles = num_pairs // tile_rows + min(num_pairs, num_experts)
     tiles = np.full((max_tiles, 3), -1, np.int32)
     kernels = compile_kernels("sort_experts.cu")
-    sizes = (num_choices, num_experts, tile_rows, max_tiles)
+    sizes = (num_pairs, num_experts, tile_rows, max_tiles)
     shared = 4 * num_experts
     kernels.sort_experts(order, tiles, ids, *sizes, grid=1, block=1024, shared=shared, seeds=(seed,))
-    assert sorted(order) == list(range(num_choices))
+    assert sorted(order) == list(range(num_pairs))
     used = [tile for tile in tiles.tolist() if tile[2]]
-    assert sum(count for *_, count in used) == num_choices
+    assert sum(count for *_, count in used) == num_pairs
     assert len(used) == sum(-(-count // tile_rows) for count in np.bincount(ids))
     assert tiles[len(used) :].tolist() == [[0, 0, 0]] * (max_tiles - len(used))
     for expert, begin, count in used:
@@ -65,7 +63,7 @@ def test_choices_are_sorted_into_tiles_of_one_expert(
 
 @pytest.mark.parametrize("num_tokens", [1, 20, 60])
 def test_weights_of_other_experts_are_not_read(opened: OpenDevice, num_tokens: int) -> None:
-    """By a GEMV for each choice, by tiles of 8 choices, and by tiles of 64."""
+    """By a GEMV for each pair, by tiles of 8 pairs, and by tiles of 64."""
     rng = np.random.default_rng(num_tokens)
     num_experts, hidden_size, width = 5, 72, 24
     ids = np.tile(np.array([3, 1], np.int32), (num_tokens, 1))
@@ -88,10 +86,10 @@ def test_weights_of_other_experts_are_not_read(opened: OpenDevice, num_tokens: i
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
 @pytest.mark.parametrize("num_tokens", [40, 170])
-def test_many_choices_by_wgmma(
+def test_many_pairs_by_wgmma(
     opened: OpenDevice, monkeypatch: pytest.MonkeyPatch, num_tokens: int, dtype: DType
 ) -> None:
-    """Tiles of up to 64 choices and of more; 90 outputs are part of a tile, or one and a part."""
+    """Tiles of up to 64 pairs and of more; 90 outputs are part of a tile, or one and a part."""
     monkeypatch.setattr(_expert_wgmma, "_CAPABILITY", (8, 0))
     num_experts, num_chosen, hidden_size, width = 4, 2, 128, 90
     rng = np.random.default_rng(num_tokens)

@@ -40,19 +40,19 @@ void bind_stream(py::module_& module) {
              const ReleasedGil released;
              self.submit(std::move(task));
            })
-      // Blocks. Returns the clock before every step and after the last, in nanoseconds.
+      // Blocks. Returns the time before every step and after the last one, in nanoseconds.
       .def("run_timed",
            [](Stream& self, const std::shared_ptr<NativePlan>& plan, const py::tuple& numbers, size_t begin,
               size_t end) {
              PlanTask task = to_task(plan, numbers, begin, end);
-             std::vector<int64_t> marks(end - begin + 1);
-             task.marks = marks.data();
+             std::vector<int64_t> timestamps_ns(end - begin + 1);
+             task.timestamps_ns = timestamps_ns.data();
              {
                const ReleasedGil released;
                self.submit(std::move(task));
                self.synchronize();
              }
-             return marks;
+             return timestamps_ns;
            })
       .def(
           "copy",

@@ -24,7 +24,7 @@ void attention(const am_tensor* in, const am_tensor* out, const am_attr* attrs, 
     const int64_t first = (num_query_blocks - 1 - item % num_query_blocks) * layout.queries;
     const int64_t head = item / num_query_blocks % num_kv_heads, batch = item / num_query_blocks / num_kv_heads;
     const int64_t offset = (batch * num_queries + first) * row_stride + head * layout.group * layout.head_dim;
-    // Without a causal mask, a query's position is behind all keys.
+    // Without a causal mask, the position of every query is after all keys.
     const int64_t position = is_causal ? num_keys - num_queries + first : num_keys;
     const QueryBlock query_block = {smaller(layout.queries, num_queries - first), position, num_keys, 0};
     const auto find_rows = [&](int64_t key, int64_t count, int64_t* rows) {

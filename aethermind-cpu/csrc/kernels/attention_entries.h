@@ -1,4 +1,4 @@
-// Attention operators. Included by each attention_<unit>.cc. Instruction sets with a bfloat16 dot product replace only
+// Attention operators. Included by each attention_<level>.cc. Instruction sets with a bfloat16 dot product replace only
 // the bfloat16 kernels.
 #pragma once
 

@@ -27,7 +27,7 @@ AETHER_INLINE void convolve(const T* x, const T* w, const T* bias, float* state,
       store(out + row * stride + c, has_silu ? silu(sum) : sum, lanes);
     }
   }
-  // Row j takes the place of one behind it, so ascending order reads no row that was written.
+  // A row of the state is replaced by a later row, so in ascending order no row is read after it was written.
   for (int64_t j = 0; j < num_before; ++j) {
     const int64_t source = num_rows + j - num_before;
     for (int64_t c = 0; c < count; c += kLanes) {

@@ -1,4 +1,4 @@
-// Operators that only copy or touch few elements: the portable kernels serve every level.
+// Operators that only copy elements, or compute few: all instruction set levels use their portable kernels.
 #pragma once
 
 #include "kernels/entries.h"

@@ -8,8 +8,8 @@
 
 namespace aether::cpu::AETHER_ISA {
 
-// A weight [N, K] of T in panels (pack.h). Operators see a weight only through this interface; QuantizedWeight has the
-// same one.
+// A weight [N, K] of T in panels (pack.h). Operators use a weight only by this interface, which QuantizedWeight has,
+// too.
 template <class T>
 class DenseWeight {
  public:
@@ -20,7 +20,7 @@ class DenseWeight {
 
   const char* panel(int64_t index) const { return panels_ + index * steps_ * kStepBytes; }
 
-  // One worker's part of a product of `x` [num_rows, K] and weights that are stored as this one.
+  // One worker's part of the product of `x` [num_rows, K] and weights of this layout.
   // `panel(item_begin, num_items, p)` is panel p of the block with these items, in an order of the caller's choice.
   // `finish(row_begin, num_rows, item_begin, num_items, c, stride)` is the epilogue of a block: it takes the finished
   // sums c[row][p][16], rows `stride` floats apart, and may change them.
@@ -36,9 +36,9 @@ class DenseWeight {
     }
   }
 
-  // One worker's part of a product in which every group of rows has weights of its own, stored as this one; each row's
-  // result has the bits that for_each_block gives it. `row(position)` are K values of the row at a position of the
-  // sorted order, `panel(group, item_begin, num_items, p)` and `finish(group, row_begin, num_rows, item_begin,
+  // One worker's part of a grouped product, in which every group of rows has weights of its own, of this layout. The
+  // result of a row has the same bits as with for_each_block. `row(position)` are K values of the row at a position of
+  // the sorted order, `panel(group, item_begin, num_items, p)` and `finish(group, row_begin, num_rows, item_begin,
   // num_items, c, stride)` are those of for_each_block, with positions as rows. `scratch` has grouped_scratch_bytes(…)
   // bytes.
   template <class RowFn, class PanelFn, class FinishFn>

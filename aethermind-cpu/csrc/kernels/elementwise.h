@@ -31,7 +31,7 @@ void map_elements(const am_tensor& x, const am_tensor& y, const am_tensor& out, 
   if (n > 0) store(target + i, f(load(first + i, n), load(second + i, n)), n);
 }
 
-// f over a row of n elements, of which those of x or of y are one, repeated.
+// f over a row of n elements, where x or y may be one element that is repeated.
 template <class T, class F>
 AETHER_INLINE void map_row(const T* x, const T* y, bool x_is_one, bool y_is_one, T* target, int64_t n, F f) {
   const auto map = [&](auto load_x, auto load_y) {
@@ -61,7 +61,7 @@ AETHER_INLINE void map_row(const T* x, const T* y, bool x_is_one, bool y_is_one,
   }
 }
 
-// The same for tensors that are broadcast to the shape of `out`, without a copy.
+// f over tensors that are broadcast to the shape of `out`, without copying them.
 template <class T, class F>
 void map_broadcast(const am_tensor& x, const am_tensor& y, const am_tensor& out, const am_team* team, F f) {
   const int64_t count = num_elements(out);

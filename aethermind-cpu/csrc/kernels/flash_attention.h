@@ -119,16 +119,16 @@ struct KeysAndValues {
   int32_t dtype = AM_INT8;  // of a quantised cache
 };
 
-// What changes the scores of some query heads, one of each being a row of every query, besides their scale.
-struct ScoreRules {
+// Modifications of the scores of query heads besides their scale: a soft cap, ALiBi slopes and attention sinks.
+struct ScoreModifiers {
   float softcap = 0.0f;           // scores are limited to ±softcap, smoothly; 0 for no limit
-  const float* slopes = nullptr;  // ALiBi (Press et al., 2022): slope · (key - query) is added; of the heads
-  const float* sinks = nullptr;   // scores that only add to the softmax's denominator (Xiao et al., 2023); of the heads
+  const float* slopes = nullptr;  // of each head; ALiBi (Press et al., 2022): slope · (key - query) is added
+  const float* sinks = nullptr;   // of each head; scores that only add to the softmax's denominator (Xiao et al., 2023)
 
   bool keep_scores() const { return softcap == 0.0f && slopes == nullptr; }
   const float* sink(int64_t head) const { return sinks ? sinks + head : nullptr; }
-  // The rules of heads from `first` on.
-  ScoreRules from_head(int64_t first) const {
+  // The modifiers of the heads from `first` on.
+  ScoreModifiers from_head(int64_t first) const {
     return {softcap, slopes ? slopes + first : nullptr, sinks ? sinks + first : nullptr};
   }
 };
@@ -218,7 +218,7 @@ __attribute__((noinline)) void pack_panels(const KeyBlockRows& block, int64_t be
 // to are skipped.
 template <class T, class S>
 __attribute__((noinline)) void attend_tile(const QueryBlock& query_block, int64_t begin, const KeyBlockRows& block,
-                                           int64_t first_row, int64_t num_rows, const ScoreRules& rules,
+                                           int64_t first_row, int64_t num_rows, const ScoreModifiers& modifiers,
                                            const AttentionLayout<T, S>& layout, const AttentionScratch<T, S>& scratch,
                                            Prefetcher<S>& prefetcher) {
   using Types = AttentionTypes<T, S>;
@@ -236,10 +236,10 @@ __attribute__((noinline)) void attend_tile(const QueryBlock& query_block, int64_
     return range;
   };
   const auto key_scales = [&](int64_t i, float* scores) -> const float* {
-    if (rules.keep_scores()) return scratch.key_scales;
+    if (modifiers.keep_scores()) return scratch.key_scales;
     const int64_t r = first_row + i, query = query_block.position + r / layout.group - begin;
-    const float slope = rules.slopes ? rules.slopes[r % layout.group] : 0.0f;
-    transform_scores(scores, num_panels * kPanelColumns, scratch.key_scales, rules.softcap * kLog2E, slope * kLog2E,
+    const float slope = modifiers.slopes ? modifiers.slopes[r % layout.group] : 0.0f;
+    transform_scores(scores, num_panels * kPanelColumns, scratch.key_scales, modifiers.softcap * kLog2E, slope * kLog2E,
                      query);
     return kUnitScales.values;
   };
@@ -257,7 +257,7 @@ __attribute__((noinline)) void attend_tile(const QueryBlock& query_block, int64_
 template <class T, class S, class FindFn, class NextFn, class FinishFn>
 AETHER_INLINE void attend_key_blocks(const QueryBlock& query_block, int64_t key_block_begin, int64_t key_block_end,
                                      const KeysAndValues<S>& stored, FindFn find_rows, NextFn find_next_block,
-                                     float scale, const ScoreRules& rules, const AttentionLayout<T, S>& layout,
+                                     float scale, const ScoreModifiers& modifiers, const AttentionLayout<T, S>& layout,
                                      const AttentionScratch<T, S>& scratch, FinishFn finish) {
   const int64_t num_rows = query_block.count * layout.group;
   const TileSplit split(num_rows);
@@ -288,7 +288,7 @@ AETHER_INLINE void attend_key_blocks(const QueryBlock& query_block, int64_t key_
                              2 * (block.num_panels - num_cold) + split.count * steps_of_tile);
     pack_panels(block, num_cold, block.num_panels, stored, layout, scratch, prefetcher);
     for (int64_t tile = 0; tile < split.count; ++tile) {
-      attend_tile(query_block, b * kKeyBlock, block, split.begin(tile), split.size(tile), rules, layout, scratch,
+      attend_tile(query_block, b * kKeyBlock, block, split.begin(tile), split.size(tile), modifiers, layout, scratch,
                   prefetcher);
       finish(b, split.begin(tile), split.begin(tile + 1));
     }
@@ -307,13 +307,14 @@ AETHER_INLINE void pack_queries(const T* q, const QueryBlock& query_block, const
 // Attention of a query block over all of its keys.
 template <class T, class S, class FindFn, class NextFn>
 AETHER_INLINE void attend(const T* q, T* out, const QueryBlock& query_block, const KeysAndValues<S>& stored,
-                          FindFn find_rows, NextFn find_next_block, float scale, const ScoreRules& rules,
+                          FindFn find_rows, NextFn find_next_block, float scale, const ScoreModifiers& modifiers,
                           const AttentionLayout<T, S>& layout, const AttentionScratch<T, S>& scratch) {
   const int64_t num_rows = query_block.count * layout.group;
   pack_queries(q, query_block, layout, scratch);
   for (int64_t r = 0; r < num_rows; ++r) scratch.all[r] = {kMasked, 0.0f};
   attend_key_blocks(query_block, query_block.first_key_block(), query_block.end_key_block(), stored, find_rows,
-                    find_next_block, scale, rules, layout, scratch, [&](int64_t, int64_t row_begin, int64_t row_end) {
+                    find_next_block, scale, modifiers, layout, scratch,
+                    [&](int64_t, int64_t row_begin, int64_t row_end) {
                       for (int64_t r = row_begin; r < row_end; ++r) {
                         const int64_t i = r - row_begin, size = layout.padded_dim;
                         merge_partials(scratch.all[r], scratch.sums + r * size, scratch.partial[i],
@@ -321,8 +322,8 @@ AETHER_INLINE void attend(const T* q, T* out, const QueryBlock& query_block, con
                       }
                     });
   for (int64_t r = 0; r < num_rows; ++r) {
-    write_output(scratch.all[r], scratch.sums + r * layout.padded_dim, layout.value_dim, rules.sink(r % layout.group),
-                 out + scratch.row_heads[r] * layout.value_dim);
+    write_output(scratch.all[r], scratch.sums + r * layout.padded_dim, layout.value_dim,
+                 modifiers.sink(r % layout.group), out + scratch.row_heads[r] * layout.value_dim);
   }
 }
 

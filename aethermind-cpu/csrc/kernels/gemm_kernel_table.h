@@ -1,5 +1,5 @@
 // Instantiates the tile kernels of gemm.h, which take most of its compile time, once for all operators. Included by
-// each tiles_<unit>.cc.
+// each tiles_<level>.cc.
 #pragma once
 
 #include "kernels/gemm.h"

@@ -1,5 +1,5 @@
-// What the translation units of the instruction sets give to the registry and to the packing of quantised weights, and
-// the CPU checks they use.
+// The tables of kernels and packing functions that each instruction set level defines in a translation unit of its own,
+// and the CPU features that they require.
 #pragma once
 
 #include "kernels/quantized_layout.h"

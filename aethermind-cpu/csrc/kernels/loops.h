@@ -1,12 +1,12 @@
-// Nested loops over the dims of several tensors, each with strides of its own.
+// Nested loops over the dims of several tensors. Each tensor has its own strides.
 #pragma once
 
 #include "kernels/tensor.h"
 
 namespace aether::cpu::AETHER_ISA {
 
-// Loops from the outermost to the innermost. Dims of 1 are left out, and adjacent ones are joined where every tensor
-// is contiguous over both. Strides are in elements; that of a dim over which a tensor is repeated is 0.
+// Loops from the outermost to the innermost. Dims of 1 are skipped, and adjacent dims are joined if every tensor is
+// contiguous over both. Strides are in elements; that of a dim over which a tensor is repeated is 0.
 template <int kTensors>
 struct Loops {
   int32_t count = 0;

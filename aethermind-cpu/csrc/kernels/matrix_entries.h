@@ -1,4 +1,4 @@
-// Matrix operators over dense weights, and low-rank adapters. Included by each matrix_<unit>.cc. Instruction sets with
+// Matrix operators over dense weights, and low-rank adapters. Included by each matrix_<level>.cc. Instruction sets with
 // a bfloat16 dot product replace only the bfloat16 kernels; the tile unit replaces those of packed weights.
 #pragma once
 

@@ -1,7 +1,7 @@
 // Products with stacks of weights: moe_gate_up_silu and moe_linear of a mixture of experts, and linear_per_head.
 //
-// The weights of E experts are one stack [E · N, K], expert after expert. Rows of the product are the (token, choice)
-// pairs, sorted by expert: a grouped GEMM, which reads the weights of chosen experts only.
+// The weights of E experts are one stack [E · N, K], expert after expert. Rows of the product are the
+// token-expert pairs, sorted by expert: a grouped GEMM, which reads the weights of chosen experts only.
 #pragma once
 
 #include "kernels/activations.h"
@@ -9,17 +9,17 @@
 
 namespace aether::cpu::AETHER_ISA {
 
-// Sizes of an operator whose ids [T, A] choose among the experts of a stack, and the panels of each expert. Where N is
-// not a multiple of 16, an expert's first and last panel may be its neighbours', too.
+// Sizes of an operator whose ids [T, A] choose among the experts of a stack, and the panels of each expert. If N is
+// not a multiple of 16, the first and the last panel of an expert may also contain columns of its neighbours.
 struct ExpertStack {
-  int64_t num_experts, num_pairs, num_choices, n;
+  int64_t num_experts, num_pairs, experts_per_token, n;
   int64_t num_items;   // panels of an expert, at most
   int64_t last_panel;  // of the stack
 
-  ExpertStack(int64_t num_pairs, int64_t num_choices, const am_tensor& weight, const am_attr& experts)
+  ExpertStack(int64_t num_pairs, int64_t experts_per_token, const am_tensor& weight, const am_attr& experts)
       : num_experts(experts.i),
         num_pairs(num_pairs),
-        num_choices(num_choices),
+        experts_per_token(experts_per_token),
         n(weight.shape[0] / num_experts),
         num_items(n % kPanelColumns ? ceil_div(n + kPanelColumns - 1, kPanelColumns) : n / kPanelColumns),
         last_panel(larger(1, ceil_div(weight.shape[0], kPanelColumns)) - 1) {}
@@ -52,7 +52,7 @@ void moe_gate_up_silu(const am_tensor* in, const am_tensor* out, const am_attr* 
   weights[0].for_each_grouped_block(
       pairs, stack.num_items, 2, team,
       static_cast<char*>(team->scratch) + SortedRows::bytes(stack.num_pairs, stack.num_experts),
-      [&](int64_t position) { return data<const T>(in[0]) + pairs[position] / stack.num_choices * k; },
+      [&](int64_t position) { return data<const T>(in[0]) + pairs[position] / stack.experts_per_token * k; },
       [&](int64_t expert, int64_t item_begin, int64_t num_items, int64_t p) {
         return weights[p / num_items].panel(stack.panel(expert, item_begin + p % num_items));
       },

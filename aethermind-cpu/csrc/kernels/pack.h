@@ -1,4 +1,4 @@
-// Packed layout of dense weights: panels of sixteen output columns, which a kernel of any instruction set streams from
+// Packed layout of dense weights: panels of sixteen output columns. Kernels of all instruction sets read a panel from
 // front to back.
 //
 //   float32   [ceil(N / 16)][K][16]

@@ -114,8 +114,8 @@ AETHER_INLINE int64_t partial_row(const PagedBatch<T, S>& batch, const SequenceS
 
 // Merges the partial rows of all split sequences; the workers divide the rows.
 template <class T, class S>
-AETHER_INLINE void merge_splits(const PagedBatch<T, S>& batch, const PartialRows& partial, const ScoreRules& rules,
-                                T* out, const am_team* team) {
+AETHER_INLINE void merge_splits(const PagedBatch<T, S>& batch, const PartialRows& partial,
+                                const ScoreModifiers& modifiers, T* out, const am_team* team) {
   const AttentionLayout<T, S>& layout = batch.layout;
   int64_t first_row = 0, item = 0;
   for (int64_t s = 0; s < batch.num_sequences; ++s) {
@@ -135,7 +135,7 @@ AETHER_INLINE void merge_splits(const PagedBatch<T, S>& batch, const PartialRows
       }
       const int64_t query = batch.cu_seqlens_q[s] + r / layout.group;
       const int64_t query_head = head * layout.group + r % layout.group;
-      write_output(all, sums, layout.value_dim, rules.sink(query_head),
+      write_output(all, sums, layout.value_dim, modifiers.sink(query_head),
                    out + (query * batch.num_heads * layout.group + query_head) * layout.value_dim);
     }
   }
@@ -182,8 +182,8 @@ class WorkItems {
   SequenceSplit split_{};
 };
 
-// The rules of a call whose optional inputs begin with `extra`: sinks and slopes.
-inline ScoreRules score_rules(const am_tensor* extra, const am_attr* attrs) {
+// The modifiers of a call whose optional inputs, sinks and slopes, begin at `extra`.
+inline ScoreModifiers score_modifiers(const am_tensor* extra, const am_attr* attrs) {
   return {static_cast<float>(attrs[2].f), data<const float>(extra[1]), data<const float>(extra[0])};
 }
 
@@ -211,7 +211,7 @@ AttentionLayout<T, S> paged_layout(const am_tensor& q, const am_tensor& cache, i
 template <class T, class S>
 AETHER_INLINE void attend_pages(const am_tensor& q, const am_tensor& k_cache, const am_tensor* tables,
                                 const am_tensor& out, float scale, int64_t window, const KeysAndValues<S>& stored,
-                                const ScoreRules& rules, const am_team* team) {
+                                const ScoreModifiers& modifiers, const am_team* team) {
   const CacheLayout cache(k_cache);
   const PagedBatch<T, S> batch(paged_layout<T, S>(q, k_cache, last_dim(out)), cache.num_heads, tables, window, team);
   const AttentionLayout<T, S>& layout = batch.layout;
@@ -247,15 +247,16 @@ AETHER_INLINE void attend_pages(const am_tensor& q, const am_tensor& k_cache, co
         batch.cu_seqlens_q[item.sequence] + (item.split.is_split() ? 0 : item.index * layout.queries);
     const int64_t first_head = first_query * num_heads + item.head * layout.group;
     const T* queries = data<const T>(q) + first_head * layout.head_dim;
-    const ScoreRules head_rules = rules.from_head(item.head * layout.group);
+    const ScoreModifiers head_modifiers = modifiers.from_head(item.head * layout.group);
     if (!item.split.is_split()) {
       attend(queries, data<T>(out) + first_head * layout.value_dim, query_block, stored, find_rows, find_next_block,
-             scale, head_rules, layout, scratch);
+             scale, head_modifiers, layout, scratch);
       return;
     }
     pack_queries(queries, query_block, layout, scratch);
     attend_key_blocks(query_block, item.key_block_begin(), item.key_block_end(), stored, find_rows, find_next_block,
-                      scale, head_rules, layout, scratch, [&](int64_t key_block, int64_t row_begin, int64_t row_end) {
+                      scale, head_modifiers, layout, scratch,
+                      [&](int64_t key_block, int64_t row_begin, int64_t row_end) {
                         for (int64_t r = row_begin; r < row_end; ++r) {
                           float* sums = partial.sums(partial_row(batch, item.split, item.head, key_block, r));
                           std::memcpy(sums, scratch.partial_sums + (r - row_begin) * layout.padded_dim,
@@ -266,7 +267,7 @@ AETHER_INLINE void attend_pages(const am_tensor& q, const am_tensor& k_cache, co
   });
   if (num_partial_rows == 0) return;
   team->barrier(team);
-  merge_splits(batch, partial, rules, data<T>(out), team);
+  merge_splits(batch, partial, modifiers, data<T>(out), team);
 }
 
 template <class T, class S>
@@ -280,7 +281,7 @@ template <class T>
 void paged_attention(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
   const KeysAndValues<T> stored = {data<const T>(in[1]), data<const T>(in[2]), nullptr, nullptr};
   attend_pages<T>(in[0], in[1], in + 3, out[0], static_cast<float>(attrs[0].f), attrs[1].i, stored,
-                  score_rules(in + 6, attrs), team);
+                  score_modifiers(in + 6, attrs), team);
 }
 
 template <class T>
@@ -294,7 +295,7 @@ void paged_attention_quantized(const am_tensor* in, const am_tensor* out, const 
   const KeysAndValues<Code> stored = {data<const Code>(in[1]), data<const Code>(in[2]), data<const float>(in[6]),
                                       data<const float>(in[7]), in[1].dtype};
   attend_pages<T>(in[0], in[1], in + 3, out[0], static_cast<float>(attrs[0].f), attrs[1].i, stored,
-                  score_rules(in + 8, attrs), team);
+                  score_modifiers(in + 8, attrs), team);
 }
 
 template <class T>

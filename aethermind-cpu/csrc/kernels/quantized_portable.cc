@@ -19,7 +19,7 @@ template <class T>
 inline constexpr am_kernel kQuantizedEmbedding =
     make_kernel("quantized_embedding/portable", 2, 1, 0, quantized_embedding<T>);
 
-// Every level looks rows up with these.
+// All instruction set levels use these kernels of embedding.
 inline constexpr KernelEntry kQuantizedRowEntries[] = {
     quantized_entry("embedding", AM_FLOAT32, kQuantizedEmbedding<float>, 1, 1),
     quantized_entry("embedding", AM_BFLOAT16, kQuantizedEmbedding<BFloat16>, 1, 1),

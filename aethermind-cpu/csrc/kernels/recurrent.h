@@ -1,9 +1,9 @@
 // Linear recurrences whose state is a matrix [depth, width] per head: gated_delta_rule and ssd_scan.
 //
-// For each token the state decays and takes up the outer product of a key and an update, and a query reads it. Columns
-// of a state do not depend on each other: a work item is a sequence, a head and a block of columns that fits into L1,
-// and takes up the sequence's tokens in order. So the state is read and written once a token from L1, and results do
-// not depend on how a sequence is divided into steps.
+// For each token the state decays, the outer product of a key and an update is added, and a query reads the state.
+// Columns of a state do not depend on each other: a work item is a sequence, a head and a block of columns that fits
+// into L1, and processes the sequence's tokens in order. So the state is read and written once a token from L1, and
+// results do not depend on how a sequence is divided into steps.
 #pragma once
 
 #include "kernels/norms.h"
@@ -26,8 +26,8 @@ struct StateToken {
   float decay, beta;
 };
 
-// Takes up a token in `V` vectors of columns, whose rows are `stride` apart: returns the results in place of the
-// values. With the delta rule a value is first replaced by beta · (value - Σ key · state).
+// Processes a token in `V` vectors of columns, whose rows are `stride` apart. The results replace the values. With the
+// delta rule a value is first replaced by beta · (value - Σ key · state).
 template <bool kIsDelta, int V, class LoadFn, class StoreFn>
 AETHER_INLINE void take_up(const StateToken& token, int64_t depth, float* state, int64_t stride, Vec (&values)[V],
                            LoadFn load_row, StoreFn store_row) {

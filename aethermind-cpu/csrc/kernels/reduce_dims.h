@@ -50,11 +50,11 @@ struct Min {
 
 // The elements that make up a result, in order, are divided into blocks, and these into parts. A block is combined in
 // float32, blocks and parts in float64. The division depends on the reduced dims alone, so results do not depend on
-// other dims or on the number of workers, which may take up the parts of a result.
+// other dims or on the number of workers. Workers may share the parts of a result.
 inline constexpr int64_t kRowsPerBlock = 256;
 inline constexpr int64_t kMaxParts = 16;
 inline constexpr int64_t kColumnsPerItem = 512;
-// Fewer elements are not worth a barrier.
+// Workers share the parts of a result only from this many elements on: for fewer, a barrier costs more than it saves.
 inline constexpr int64_t kMinSharedElements = 1 << 16;
 
 struct Reduction {

@@ -72,13 +72,13 @@ void router_logits(const am_tensor* in, const am_tensor* out, const am_attr*, co
 }
 
 // Attributes of router_topk.
-struct RouterChoice {
+struct RouterAttributes {
   int64_t k;
   bool is_sigmoid, is_renormalized;
   int64_t num_groups, top_groups, group_score_k;
   float scale;
 
-  explicit RouterChoice(const am_attr* attrs)
+  explicit RouterAttributes(const am_attr* attrs)
       : k(attrs[0].i),
         is_sigmoid(attrs[1].i != 0),
         is_renormalized(attrs[2].i != 0),
@@ -95,19 +95,19 @@ AETHER_INLINE int64_t take_greatest(float* values, int64_t size) {
   return index;
 }
 
-// Sets the values outside the best groups to -inf. `spare` has space for as many values.
-AETHER_INLINE void keep_best_groups(float* values, int64_t size, const RouterChoice& choice, float* spare) {
-  const int64_t group_size = size / choice.num_groups;
-  float* sums = spare + group_size;
-  for (int64_t group = 0; group < choice.num_groups; ++group) {
-    std::memcpy(spare, values + group * group_size, static_cast<size_t>(group_size) * sizeof(float));
+// Sets the values outside of the best groups to -inf. `scratch` has space for `size` values.
+AETHER_INLINE void keep_best_groups(float* values, int64_t size, const RouterAttributes& attributes, float* scratch) {
+  const int64_t group_size = size / attributes.num_groups;
+  float* sums = scratch + group_size;
+  for (int64_t group = 0; group < attributes.num_groups; ++group) {
+    std::memcpy(scratch, values + group * group_size, static_cast<size_t>(group_size) * sizeof(float));
     sums[group] = 0.0f;
-    for (int64_t i = 0; i < smaller(choice.group_score_k, group_size); ++i) {
-      sums[group] += values[group * group_size + take_greatest(spare, group_size)];
+    for (int64_t i = 0; i < smaller(attributes.group_score_k, group_size); ++i) {
+      sums[group] += values[group * group_size + take_greatest(scratch, group_size)];
     }
   }
-  for (int64_t i = 0; i < choice.top_groups; ++i) take_greatest(sums, choice.num_groups);
-  for (int64_t group = 0; group < choice.num_groups; ++group) {
+  for (int64_t i = 0; i < attributes.top_groups; ++i) take_greatest(sums, attributes.num_groups);
+  for (int64_t group = 0; group < attributes.num_groups; ++group) {
     const bool is_best = sums[group] == -__builtin_inff();
     for (int64_t i = 0; !is_best && i < group_size; ++i) values[group * group_size + i] = -__builtin_inff();
   }
@@ -117,14 +117,14 @@ AETHER_INLINE Vec sigmoid_of(const Vec& x) { return set1(1.0f) / (set1(1.0f) + e
 
 // router_topk: the experts of each token, ties to the lower index, and their weights.
 inline void router_topk(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
-  const RouterChoice choice(attrs);
+  const RouterAttributes attributes(attrs);
   const int64_t size = in[0].shape[1];
   const float* correction = data<const float>(in[1]);
   float* scores = static_cast<float*>(team->scratch);
   float* order = scores + round_up(size, kLanes);
-  float* spare = order + round_up(size, kLanes);
-  // Without correction, scores have the order of the logits, which they would lose where they round to one value.
-  const bool has_groups = choice.top_groups < choice.num_groups, is_by_logit = !correction && !has_groups;
+  float* scratch = order + round_up(size, kLanes);
+  // Without a correction, experts are selected by logits: scores have the same order, but may round to equal values.
+  const bool has_groups = attributes.top_groups < attributes.num_groups, is_by_logit = !correction && !has_groups;
   const Range rows = share(team, in[0].shape[0]);
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     const float* logits = data<const float>(in[0]) + r * size;
@@ -133,10 +133,10 @@ inline void router_topk(const am_tensor* in, const am_tensor* out, const am_attr
     for (int64_t i = 0; i < size; i += kLanes) {
       const int64_t lanes = smaller(size - i, kLanes);
       const Vec logit = load_lanes(logits + i, lanes);
-      store(scores + i, choice.is_sigmoid ? sigmoid_of(logit) : exp_or_infinity(logit - greatest), lanes);
+      store(scores + i, attributes.is_sigmoid ? sigmoid_of(logit) : exp_or_infinity(logit - greatest), lanes);
       total = total + load_lanes(scores + i, lanes);
     }
-    const Vec factor = set1(choice.is_sigmoid ? 1.0f : static_cast<float>(1.0 / reduce_add_double(total)));
+    const Vec factor = set1(attributes.is_sigmoid ? 1.0f : static_cast<float>(1.0 / reduce_add_double(total)));
     for (int64_t i = 0; i < size; i += kLanes) {
       const int64_t lanes = smaller(size - i, kLanes);
       const Vec score = load_lanes(scores + i, lanes) * factor;
@@ -144,17 +144,17 @@ inline void router_topk(const am_tensor* in, const am_tensor* out, const am_attr
       const Vec corrected = correction ? score + load_lanes(correction + i, lanes) : score;
       store(order + i, is_by_logit ? load_lanes(logits + i, lanes) : corrected, lanes);
     }
-    if (has_groups) keep_best_groups(order, size, choice, spare);
-    int32_t* ids = data<int32_t>(out[0]) + r * choice.k;
-    float* weights = data<float>(out[1]) + r * choice.k;
+    if (has_groups) keep_best_groups(order, size, attributes, scratch);
+    int32_t* ids = data<int32_t>(out[0]) + r * attributes.k;
+    float* weights = data<float>(out[1]) + r * attributes.k;
     float sum = 0.0f;
-    for (int64_t i = 0; i < choice.k; ++i) {
+    for (int64_t i = 0; i < attributes.k; ++i) {
       ids[i] = static_cast<int32_t>(take_greatest(order, size));
       weights[i] = scores[ids[i]];
       sum += weights[i];
     }
-    const float divisor = choice.is_renormalized ? sum + 1e-20f : 1.0f;
-    for (int64_t i = 0; i < choice.k; ++i) weights[i] = weights[i] / divisor * choice.scale;
+    const float divisor = attributes.is_renormalized ? sum + 1e-20f : 1.0f;
+    for (int64_t i = 0; i < attributes.k; ++i) weights[i] = weights[i] / divisor * attributes.scale;
   }
 }
 
@@ -166,17 +166,17 @@ inline size_t router_topk_scratch(const am_tensor* in, const am_tensor*, const a
 // moe_combine: out[t] = Σ_a weights[t][a] · x[t][a], in the order of a.
 template <class T>
 void moe_combine(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
-  const int64_t num_choices = in[0].shape[1], size = in[0].shape[2], vectors = ceil_div(size, kLanes);
+  const int64_t experts_per_token = in[0].shape[1], size = in[0].shape[2], vectors = ceil_div(size, kLanes);
   constexpr int64_t kGrain = 64 / kLanes;  // cache lines of a 16-bit type
   const Range range = share(team, num_rows(out[0]) * vectors, kGrain);
   for (int64_t i = range.begin; i < range.end;) {
     const int64_t t = i / vectors, end = smaller((t + 1) * vectors, range.end);
-    const T* x = data<const T>(in[0]) + t * num_choices * size;
-    const float* weights = data<const float>(in[1]) + t * num_choices;
+    const T* x = data<const T>(in[0]) + t * experts_per_token * size;
+    const float* weights = data<const float>(in[1]) + t * experts_per_token;
     for (; i < end; ++i) {
       const int64_t column = i % vectors * kLanes, lanes = smaller(size - column, kLanes);
       Vec sum = zero();
-      for (int64_t a = 0; a < num_choices; ++a) {
+      for (int64_t a = 0; a < experts_per_token; ++a) {
         sum = fma(set1(weights[a]), load_lanes(x + a * size + column, lanes), sum);
       }
       store(data<T>(out[0]) + t * size + column, sum, lanes);

@@ -10,7 +10,7 @@
 namespace aether::cpu::AETHER_ISA {
 
 // A stable counting sort. Every worker sorts for itself, which takes no longer than waiting for another one. Rows whose
-// group is out of range are left out.
+// group is out of range are skipped.
 class SortedRows {
  public:
   // `groups` [num_rows] is the group of each row, 0 … num_groups - 1. `scratch` has bytes(num_rows, num_groups) bytes.

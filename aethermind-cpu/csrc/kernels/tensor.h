@@ -1,4 +1,4 @@
-// Access to the ABI's tensors.
+// Access to the tensors of the kernel ABI (aethermind/kernel_abi.h).
 #pragma once
 
 #include <cstdint>

@@ -43,10 +43,10 @@ void concat(const am_tensor* in, const am_tensor* out, const am_attr*, const am_
 // out[t][i] = all[t][ids[t][first + i]].
 template <class T>
 void take_experts(const am_tensor* in, const am_tensor* out, const am_attr* attrs, const am_team* team) {
-  const int64_t num_experts = in[0].shape[1], size = in[0].shape[2], num_choices = in[1].shape[1];
+  const int64_t num_experts = in[0].shape[1], size = in[0].shape[2], experts_per_token = in[1].shape[1];
   copy_vectors<T>(out[0], out[0].shape[1], size, team, [&](int64_t t, int64_t i) {
     return data<const T>(in[0]) +
-           (t * num_experts + data<const int32_t>(in[1])[t * num_choices + attrs[0].i + i]) * size;
+           (t * num_experts + data<const int32_t>(in[1])[t * experts_per_token + attrs[0].i + i]) * size;
   });
 }
 

@@ -1,4 +1,4 @@
-// The inner loops that machine_limits.cc times. Included by each machine_limits_<unit>.cc after a header of csrc/simd.
+// The inner loops that machine_limits.cc times. Included by each machine_limits_<level>.cc after a header of csrc/simd.
 #pragma once
 
 #include <cstddef>
@@ -67,7 +67,7 @@ inline float bfloat16_rate(int64_t num_rounds, double* num_operations) {
 #endif
 
 #ifdef AETHER_HAS_INT8_DOT
-// Where a dot product takes several instructions, it multiplies the accumulator itself, so that no product is
+// If a dot product takes several instructions, the accumulator itself is an operand, so that no product is
 // loop-invariant. Products in 16-bit sums, which overflow after a few steps, are widened in every step.
 template <class V>
 AETHER_INLINE void add_dot(V& sum, const V& x) {

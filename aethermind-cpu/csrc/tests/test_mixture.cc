@@ -10,7 +10,7 @@ using namespace aether::cpu::testing;
 namespace {
 
 struct Mixture {
-  int64_t num_tokens, num_choices, num_experts, n, k;
+  int64_t num_tokens, experts_per_token, num_experts, n, k;
 };
 // Decode and prefill, experts of more rows than a block has, several blocks of K; experts that share panels.
 const std::vector<Mixture> kMixtures = {
@@ -18,14 +18,14 @@ const std::vector<Mixture> kMixtures = {
     {60, 2, 2, 32, 1100}, {290, 1, 2, 16, 96}, {9, 3, 7, 5, 40},   {33, 2, 5, 1, 12}, {20, 2, 3, 105, 50}};
 
 std::string name_of(const Mixture& m) {
-  return "T=" + std::to_string(m.num_tokens) + " A=" + std::to_string(m.num_choices) +
+  return "T=" + std::to_string(m.num_tokens) + " A=" + std::to_string(m.experts_per_token) +
          " E=" + std::to_string(m.num_experts) + " N=" + std::to_string(m.n) + " K=" + std::to_string(m.k);
 }
 
 // Random experts; the last of them has no row where there are several, and choices of a token may be equal.
 Tensor random_ids(const Mixture& m) {
   const int64_t used = std::max<int64_t>(1, m.num_experts - 1);
-  Tensor ids(AM_INT32, {m.num_tokens, m.num_choices});
+  Tensor ids(AM_INT32, {m.num_tokens, m.experts_per_token});
   ids.fill([&](int64_t) { return static_cast<double>(generator()() % static_cast<uint64_t>(used)); });
   return ids;
 }
@@ -74,9 +74,9 @@ void test_equals_dense(const KernelEntry& entry, const KernelEntry& dense, size_
   for (const Mixture& m : kMixtures) {
     const std::string what = storage + " " + name_of(m);
     const bool is_linear = num_weights == 1;
-    const int64_t num_pairs = m.num_tokens * m.num_choices;
+    const int64_t num_pairs = m.num_tokens * m.experts_per_token;
     const Tensor ids = random_ids(m);
-    const Tensor x = is_linear ? random(entry.dtype, {m.num_tokens, m.num_choices, m.k}, 3)
+    const Tensor x = is_linear ? random(entry.dtype, {m.num_tokens, m.experts_per_token, m.k}, 3)
                                : random(entry.dtype, {m.num_tokens, m.k}, 3);
     const Tensor bias = random(entry.dtype, {m.num_experts * m.n}, 1);
     std::vector<Tensor> weights;
@@ -94,7 +94,7 @@ void test_equals_dense(const KernelEntry& entry, const KernelEntry& dense, size_
       inputs.insert(inputs.end(), 2, Tensor().abi());
       attrs.insert(attrs.end(), {attr(1.0), attr(0.0), attr(0.0)});
     }
-    const Tensor out(entry.dtype, {m.num_tokens, m.num_choices, m.n}, 1);
+    const Tensor out(entry.dtype, {m.num_tokens, m.experts_per_token, m.n}, 1);
     std::vector<char> expected(out.num_bytes());
     const size_t row_bytes = static_cast<size_t>(m.n) * element_size(entry.dtype);
     for (int64_t expert = 0; expert < m.num_experts; ++expert) {
@@ -102,7 +102,7 @@ void test_equals_dense(const KernelEntry& entry, const KernelEntry& dense, size_
       for (int64_t pair = 0; pair < num_pairs; ++pair) {
         if (ids.get(pair) != static_cast<double>(expert)) continue;
         pairs.push_back(pair);
-        rows.push_back(is_linear ? pair : pair / m.num_choices);
+        rows.push_back(is_linear ? pair : pair / m.experts_per_token);
       }
       if (pairs.empty()) continue;
       for (int64_t i = 0; i < m.n; ++i) columns.push_back(expert * m.n + i);

@@ -6,10 +6,10 @@
 
 namespace aether {
 
-// x · sigmoid(x). Far left exp overflows to infinity, and the quotient is zero.
+// x · sigmoid(x). For very negative x exp overflows to infinity, and the quotient is zero.
 __device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
 
-// The same for results that are rounded to T. Errors of the approximations are far below the last place of 16 bits.
+// SiLU for results that are rounded to T. Errors of the approximations are far below the last place of 16 bits.
 template <class T>
 __device__ __forceinline__ float silu_for(float x) {
   if constexpr (sizeof(T) == 4) {
@@ -29,13 +29,13 @@ __device__ __forceinline__ float sigmoid_for(float x) {
   }
 }
 
-// x · Φ(x): 1 - erf(-x/√2) as erfc, which does not cancel left of zero.
+// x · Φ(x). It uses erfc(-x/√2) instead of 1 + erf(x/√2), which would cancel for negative x.
 __device__ __forceinline__ float gelu(float x) {
   constexpr float kSqrtHalf = 0.70710678118654752f;
   return 0.5f * x * erfcf(-x * kSqrtHalf);
 }
 
-// Its approximation by tanh (Hendrycks and Gimpel 2016).
+// The tanh approximation of GELU (Hendrycks and Gimpel 2016).
 __device__ __forceinline__ float gelu_tanh(float x) {
   constexpr float kSqrtTwoOverPi = 0.79788456080286536f;
   return 0.5f * x * (1.0f + tanhf(kSqrtTwoOverPi * (x + 0.044715f * x * x * x)));

@@ -56,11 +56,11 @@ struct AttentionCall {
   int blocks_per_sequence;
   int window;
   int code_type;
-  int max_decode_splits;   // decode: most splits of a sequence
+  int max_decode_splits;   // decode: largest number of splits of a sequence
   int items_are_tokens;    // decode: whether an item is a token rather than a sequence
   int decode_tile_rows;    // decode: rows of a tile, 8 or 16
   int decode_rows;         // the decode kernel takes sequences of at most this many rows (queries x heads of a group)
-  int max_prefill_splits;  // prefill: most splits of all tiles of one kv head; 0: no tile is split
+  int max_prefill_splits;  // prefill: largest number of splits of all tiles of one kv head; 0: no tile is split
   int combine_decode_blocks;  // number of blocks of the combine kernel that merge rows of the decode kernel
 
   __device__ __forceinline__ int group_size() const { return group; }

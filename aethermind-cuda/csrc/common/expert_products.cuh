@@ -1,13 +1,13 @@
 // Products of rows with the weights of their experts, for mixtures of experts.
 //
-// A choice is one expert of one token: choice t · A + a is ids[t, a]. The weights of all experts are one stack
-// [num_experts · N, K] in any weight format, of which a block reads the tiles of 16 outputs that overlap its expert's N
-// rows; results of other rows are not stored.
+// A token-expert pair is one of the A experts of a token: pair t · A + a is token t with expert ids[t, a]. The weights
+// of all experts are one stack [num_experts · N, K] in any weight format, of which a block reads the tiles of 16
+// outputs that overlap its expert's N rows; results of other rows are not stored.
 //
-// The choices are sorted by expert (`sort_experts.cu`) into tiles of one expert, on the device: the host knows their
-// number only. Few choices are not sorted: each is a tile of its own.
+// The pairs are sorted by expert (`sort_experts.cu`; vLLM: moe_align_block_size) into tiles of one expert, on the
+// device: the host knows their number only. Few pairs are not sorted: each is a tile of its own.
 //
-// The heads of linear_per_head are experts that every token chooses in the same order, so they need no sorting.
+// The heads of linear_per_head are experts of every token, in the same order, so their pairs need no sorting.
 #pragma once
 
 #include "common/memory.cuh"
@@ -16,7 +16,7 @@
 
 namespace aether {
 
-// Choices of one expert: order[begin … begin + count - 1], or choice `begin` itself where choices are not sorted.
+// The pairs of one expert: order[begin … begin + count - 1], or pair `begin` itself where pairs are not sorted.
 struct ExpertTile {
   int expert;
   int begin;
@@ -29,12 +29,12 @@ struct ExpertProducts {
   const void* weights[2];  // [num_experts · N, K]
   const void* biases[2];   // [num_experts · N], may be null
   const void* x;           // [T, K] or [T, A, K]
-  const int* ids;          // [T, A]; null for heads, whose choice t · H + h is head h
-  const int* order;        // [T · A], null where choices are not sorted
+  const int* ids;          // [T, A]; null for heads: pair t · H + h is head h
+  const int* order;        // [T · A], null where pairs are not sorted
   const ExpertTile* tiles;
-  int num_choices;      // T · A
-  int tile_choices;     // choices of a tile of one head
-  int choices_per_row;  // A where x is [T, K], otherwise 1
+  int num_pairs;      // T · A
+  int tile_pairs;     // pairs of a tile of one head
+  int pairs_per_row;  // A where x is [T, K], otherwise 1
   int num_experts;
   int num_outputs;  // N
   int num_inputs;   // K
@@ -44,10 +44,10 @@ struct ExpertProducts {
 
   __device__ __forceinline__ ExpertTile tile(int index = static_cast<int>(blockIdx.x)) const {
     if (ids == nullptr) {
-      const int num_tokens = num_choices / num_experts;
-      const int tiles_of_head = (num_tokens + tile_choices - 1) / tile_choices;
-      const int head = index / tiles_of_head, first = index % tiles_of_head * tile_choices;
-      return {head, first * num_experts + head, min(tile_choices, num_tokens - first)};
+      const int num_tokens = num_pairs / num_experts;
+      const int tiles_of_head = (num_tokens + tile_pairs - 1) / tile_pairs;
+      const int head = index / tiles_of_head, first = index % tiles_of_head * tile_pairs;
+      return {head, first * num_experts + head, min(tile_pairs, num_tokens - first)};
     }
     return order == nullptr ? ExpertTile{checked_index(ids[index], num_experts), index, 1} : tiles[index];
   }
@@ -58,29 +58,29 @@ struct ExpertProducts {
   }
 };
 
-// Token t of a tile is choice order[begin + t], or begin + t · stride where choices are not sorted. Its inputs are a
-// row of the token or its own. Tokens beyond the last are the last one.
-struct ChoiceRows {
+// Item t of a tile is pair order[begin + t], or begin + t · stride where pairs are not sorted. Its inputs are the row
+// of its token, or a row of its own. Items beyond the last one repeat it.
+struct PairRows {
   const int* order;
   int begin;
   int count;
   int stride;
-  int choices_per_row;
+  int pairs_per_row;
 
-  __device__ __forceinline__ int choice_of(int token) const {
+  __device__ __forceinline__ int pair_of(int token) const {
     token = min(token, count - 1);
     return order == nullptr ? begin + token * stride : order[begin + token];
   }
-  __device__ __forceinline__ int64_t row_of(int token) const { return choice_of(token) / choices_per_row; }
+  __device__ __forceinline__ int64_t row_of(int token) const { return pair_of(token) / pairs_per_row; }
 };
 
-// The results of the choices of a tile, rounded to T. `output` counts rows of the stack.
+// The results of the pairs of a tile, rounded to T. `output` counts rows of the stack.
 template <class T>
 struct ExpertResults {
   static constexpr bool kMaySplitK = false;
   T* out;
   const T* bias;
-  ChoiceRows rows;
+  PairRows rows;
   int64_t first_output;
   int num_outputs;
 
@@ -92,11 +92,11 @@ struct ExpertResults {
     if (bias != nullptr) {
       value += to_float(bias[output]);
     }
-    out[static_cast<int64_t>(rows.choice_of(token)) * num_outputs + column] = from_float<T>(value);
+    out[static_cast<int64_t>(rows.pair_of(token)) * num_outputs + column] = from_float<T>(value);
   }
 };
 
-// Calls project(results, inputs, params of the stack, first tile of outputs) for the tile of choices blockIdx.x and the
+// Calls project(results, inputs, params of the stack, first tile of outputs) for the tile of pairs blockIdx.x and the
 // weight blockIdx.z. `params(weight, num_outputs)` are those of a WeightTile.
 template <class T, class Params, class Project>
 __device__ __forceinline__ void project_experts(const ExpertProducts& call, const Params& params,
@@ -107,16 +107,16 @@ __device__ __forceinline__ void project_experts(const ExpertProducts& call, cons
   }
   // Selected, not indexed: arguments that are indexed at run time are copied to local memory.
   const bool is_first = blockIdx.z == 0;
-  const ChoiceRows rows{call.order, tile.begin, tile.count, call.num_experts, call.choices_per_row};
+  const PairRows rows{call.order, tile.begin, tile.count, call.num_experts, call.pairs_per_row};
   const ExpertResults<T> results{static_cast<T*>(is_first ? call.outs[0] : call.outs[1]),
                                  static_cast<const T*>(is_first ? call.biases[0] : call.biases[1]), rows,
                                  static_cast<int64_t>(tile.expert) * call.num_outputs, call.num_outputs};
-  const Inputs<T, ChoiceRows> x(static_cast<const T*>(call.x), tile.count, call.num_inputs, rows);
+  const Inputs<T, PairRows> x(static_cast<const T*>(call.x), tile.count, call.num_inputs, rows);
   project(results, x, params(is_first ? call.weights[0] : call.weights[1], call.num_experts * call.num_outputs),
           call.first_tile(tile.expert));
 }
 
-// A block computes 16 outputs of up to eight choices, as project_skinny.
+// A block computes 16 outputs of up to eight pairs, as project_skinny.
 template <class WeightTile, class Params>
 __device__ __forceinline__ void project_experts_skinny(const ExpertProducts& call, const Params& params) {
   using T = typename WeightTile::Element;
@@ -136,7 +136,7 @@ __device__ __forceinline__ void project_experts_gemv(const ExpertProducts& call,
   });
 }
 
-// A block computes 128 outputs of up to 64 choices, as project_tiled.
+// A block computes 128 outputs of up to 64 pairs, as project_tiled.
 template <class WeightTile, class Params>
 __device__ __forceinline__ void project_experts_tiled(const ExpertProducts& call, const Params& params) {
   using T = typename WeightTile::Element;

@@ -1,6 +1,6 @@
-// Products of choices with the weights of their experts by wgmma, with swapped roles: 64 outputs are the rows of a
-// product and up to 128 choices its columns. Rows of gate and up alternate in groups of 8, so that a thread holds both
-// terms of its results.
+// Products of token-expert pairs with the weights of their experts by wgmma, with swapped roles: 64 outputs are the
+// rows of a product and up to 128 pairs its columns. Rows of gate and up alternate in groups of 8, so that a thread
+// holds both terms of its results.
 #pragma once
 
 #include "common/activations.cuh"
@@ -10,7 +10,7 @@
 
 namespace aether {
 
-constexpr int kWgmmaChoices = 128;  // of a tile
+constexpr int kWgmmaPairs = 128;  // of a tile
 constexpr int kWgmmaThreads = 256;
 
 // g · sigmoid(alpha · g) · (u + up_offset) of gate and up, which are clamped where limit > 0.
@@ -29,7 +29,7 @@ struct GatedActivation {
   }
 };
 
-// The experts whose weights are in memory; tiles of others are left out.
+// The experts whose dequantised weights are in memory; tiles of other experts are skipped.
 struct ExpertRange {
   int first;
   int count;
@@ -37,23 +37,23 @@ struct ExpertRange {
   __device__ __forceinline__ bool has(int expert) const { return expert >= first && expert < first + count; }
 };
 
-// A block computes 128 rows of weights for one tile of choices: 128 outputs, or 64 of a SwiGLU.
-template <class T, int kChoices, bool kGated>
+// A block computes 128 rows of weights for one tile of pairs: 128 outputs, or 64 of a SwiGLU.
+template <class T, int kPairs, bool kGated>
 struct ExpertWgmma {
   static constexpr int kRows = 128;
   static constexpr int kTileOutputs = kGated ? kRows / 2 : kRows;
-  static constexpr int kStages = kChoices == kWgmmaChoices ? 3 : 4;  // 96 KiB: two blocks per multiprocessor
-  static constexpr int kStagePieces = (kRows + kChoices) * kPiecesOfRow;
+  static constexpr int kStages = kPairs == kWgmmaPairs ? 3 : 4;  // 96 KiB: two blocks per multiprocessor
+  static constexpr int kStagePieces = (kRows + kPairs) * kPiecesOfRow;
   static constexpr int kRowsPerPass = kWgmmaThreads / kPiecesOfRow;
   static constexpr int kWeightPasses = kRows / kRowsPerPass;
-  static constexpr int kInputPasses = kChoices / kRowsPerPass;
-  static constexpr int kRegisters = kChoices / 2;
+  static constexpr int kInputPasses = kPairs / kRowsPerPass;
+  static constexpr int kRegisters = kPairs / 2;
   using Piece = Vector<T>;
 
   const ExpertProducts& call;
   const GatedActivation& activation;
   ExpertTile tile;
-  ChoiceRows choices;
+  PairRows pair_rows;
   Piece* target;         // of this thread's first copy
   const Piece* weights;  // of the expert: gate or up
   const Piece* inputs;
@@ -67,7 +67,7 @@ struct ExpertWgmma {
       : call(call),
         activation(activation),
         tile(tile),
-        choices{call.order, tile.begin, tile.count, call.num_experts, call.choices_per_row},
+        pair_rows{call.order, tile.begin, tile.count, call.num_experts, call.pairs_per_row},
         inputs(static_cast<const Piece*>(call.x)),
         first_output(static_cast<int>(blockIdx.x) * kTileOutputs) {
     const int row = static_cast<int>(threadIdx.x) / kPiecesOfRow, piece = static_cast<int>(threadIdx.x) % kPiecesOfRow;
@@ -82,11 +82,11 @@ struct ExpertWgmma {
     }
 #pragma unroll
     for (int i = 0; i < kInputPasses; ++i) {
-      input_at[i] = static_cast<uint32_t>(choices.row_of(row + i * kRowsPerPass) * pieces + piece);
+      input_at[i] = static_cast<uint32_t>(pair_rows.row_of(row + i * kRowsPerPass) * pieces + piece);
     }
   }
 
-  // Choices beyond the last one are zeros.
+  // Pairs beyond the last one are zeros.
   __device__ __forceinline__ void copy(int step, int stage) const {
     Piece* const to = target + stage * kStagePieces;
     const int first = step * kPiecesOfRow;
@@ -107,8 +107,8 @@ struct ExpertWgmma {
     return is_present ? to_float(biases[static_cast<int64_t>(tile.expert) * call.num_outputs + output]) : 0.0f;
   }
 
-  // Thread t = 32 w + 4 g + i holds rows g and g + 8 of its warp's 16 for choices 8 j + 2 i and the next one. Lanes of
-  // neighbouring g exchange values, so that each stores two outputs of one choice.
+  // Thread t = 32 w + 4 g + i holds rows g and g + 8 of its warp's 16 for pairs 8 j + 2 i and the next one. Lanes of
+  // neighbouring g exchange values, so that each stores two outputs of one pair.
   __device__ __forceinline__ void store(const float (&sums)[kRegisters]) const {
     constexpr int kHalves = kGated ? 1 : 2;
     const int lane = lane_index(), g = lane / 4;
@@ -117,8 +117,8 @@ struct ExpertWgmma {
     const float bias[2] = {bias_of(0, output), kGated ? bias_of(1, output) : bias_of(0, output + 8)};
     T* const out = static_cast<T*>(call.outs[0]);
 #pragma unroll
-    for (int j = 0; j < kChoices / 8; ++j) {
-      const int choice = 8 * j + 2 * (lane % 4) + is_odd;
+    for (int j = 0; j < kPairs / 8; ++j) {
+      const int column = 8 * j + 2 * (lane % 4) + is_odd;
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
         float values[2];
@@ -130,9 +130,9 @@ struct ExpertWgmma {
         }
         const float other = __shfl_xor_sync(kFullWarp, is_odd ? values[0] : values[1], 4);
         const int even = (output & ~1) + 8 * h;
-        if (choice < tile.count && even < call.num_outputs) {
+        if (column < tile.count && even < call.num_outputs) {
           const Vector<T, 2> pair{from_float<T>(is_odd ? other : values[0]), from_float<T>(is_odd ? values[1] : other)};
-          pair.store(out + static_cast<int64_t>(choices.choice_of(choice)) * call.num_outputs + even);
+          pair.store(out + static_cast<int64_t>(pair_rows.pair_of(column)) * call.num_outputs + even);
         }
       }
     }
@@ -170,7 +170,7 @@ struct ExpertWgmma {
   }
 };
 
-// Grid: tiles of outputs, tiles of choices. K is a multiple of 64, N of 2, and rows are 16-byte aligned.
+// Grid: tiles of outputs, tiles of pairs. K is a multiple of 64, N of 2, and rows are 16-byte aligned.
 template <class T, bool kGated>
 __device__ __forceinline__ void multiply_experts_wgmma(const ExpertProducts& call, const GatedActivation& activation,
                                                        const ExpertRange& range) {
@@ -180,10 +180,10 @@ __device__ __forceinline__ void multiply_experts_wgmma(const ExpertProducts& cal
     return;
   }
   const int index = tile.expert - range.first;
-  if (tile.count <= kWgmmaChoices / 2) {
-    ExpertWgmma<T, kWgmmaChoices / 2, kGated>(call, activation, tile, index, memory).run(memory);
+  if (tile.count <= kWgmmaPairs / 2) {
+    ExpertWgmma<T, kWgmmaPairs / 2, kGated>(call, activation, tile, index, memory).run(memory);
   } else {
-    ExpertWgmma<T, kWgmmaChoices, kGated>(call, activation, tile, index, memory).run(memory);
+    ExpertWgmma<T, kWgmmaPairs, kGated>(call, activation, tile, index, memory).run(memory);
   }
 }
 

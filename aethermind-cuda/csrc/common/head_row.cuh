@@ -10,9 +10,9 @@ namespace aether {
 
 constexpr int kMaxHeadDim = 256;
 
-// Up to 256 elements, of which the first `rotary_dim` are rotated. Lane l holds pairs l, l + 32, …: elements (p, p +
-// half) of the rotated part, or (2p, 2p + 1) when interleaved, so that a rotation is local to a lane; then pairs of the
-// rest. With an odd head_dim the last pair has no second element.
+// A head of up to 256 elements, of which the first `rotary_dim` are rotated. Lane l holds pairs l, l + 32, …: elements
+// (p, p + half) of the rotated part, or (2p, 2p + 1) when interleaved, so that a rotation is local to a lane; then
+// pairs of the rest. With an odd head_dim the last pair has no second element.
 struct HeadRow {
   static constexpr int kPairs = kMaxHeadDim / 2 / kWarpSize;
 

@@ -3,8 +3,8 @@
 //
 // A key is read once for the kRows rows of a block. Its eight warps share a tile of 32 keys in shared memory: first
 // they divide the scores by rows or keys and by halves of the dot products, then each row's softmax weights go to some
-// lanes of one warp, then the warps divide the columns of the output, whose accumulators are in registers. Keys arrive
-// by cp.async in a pipeline of `num_stages` tiles.
+// lanes of one warp, then the warps divide the columns of the output, whose accumulators are in registers. Keys are
+// copied by cp.async in a pipeline of `num_stages` tiles.
 #pragma once
 
 #include "common/async_copy.cuh"
@@ -30,7 +30,7 @@ struct LatentShared {
   T weights[kRows][kWeightStride];
   float factors[kRows];  // of the accumulators of a row, before this tile's weights are added; finally, 1 / sum
 
-  // The scores of a tile, as parts to be added. They take the place of queries that are in registers.
+  // The scores of a tile, as partial sums. If queries are in registers, scores reuse the queries' shared memory.
   __device__ __forceinline__ Scores& scores() {
     if constexpr (kAreQueriesInRegisters) {
       static_assert(sizeof(Scores) <= sizeof(queries));
@@ -261,7 +261,7 @@ __device__ __forceinline__ void attend_latent(const AttentionCall& call, int num
     const int64_t source = is_present ? static_cast<int64_t>(first_row + row) * kLatentKeyDim + dim : 0;
     copy_async_16(&shared.queries[row][dim], static_cast<const T*>(call.q) + source, is_present);
   }
-  // Eight threads copy a key. Its place is looked up a tile ahead; keys beyond the last are zeros.
+  // Eight threads copy a key. Its cache row is looked up one tile ahead. Keys beyond the last one are zeros.
   constexpr int kKeyThreads = kLatentThreads / kLatentKeys;
   LatentKeyTiles<kLatentKeys> ahead = tile;
   int num_ahead = 0;

@@ -54,7 +54,7 @@ struct LatentWgmma {
     }
   }
 
-  // The places in the cache of this thread's keys of a tile; -1 beyond the last one.
+  // The cache rows of this thread's keys of a tile; -1 beyond the last one.
   __device__ __forceinline__ void find_keys(int64_t (&found)[kPasses], const Tiles& tile, bool is_present) const {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
@@ -88,7 +88,7 @@ struct LatentWgmma {
     commit_products();
   }
 
-  // Turns scores into weights 2^(scale (score - base)), rounded to T, and rescales what was summed before.
+  // Turns scores into weights 2^(scale (score - base)), rounded to T, and rescales earlier sums.
   __device__ __forceinline__ void update_softmax(uint32_t (&weights)[kKeys / 16][4], const Tiles& tile, float scale,
                                                  float sign) {
     float factors[2] = {1.0f, 1.0f};
@@ -160,7 +160,7 @@ struct LatentWgmma {
   // Computes some tiles of keys from `tile` on.
   __device__ __forceinline__ void run(Tiles tile, int num_tiles, float scale) {
     const float sign = call.scale < 0.0f ? -1.0f : 1.0f;
-    // Places are looked up a tile before their keys are copied.
+    // Cache rows are looked up one tile before their keys are copied.
     Tiles ahead = tile;
     int64_t found[kPasses];
     find_keys(found, ahead, true);

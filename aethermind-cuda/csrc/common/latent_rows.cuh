@@ -1,4 +1,5 @@
-// The rows of latent attention (common/latent_attention.cuh), the keys that they see, and how those are split.
+// The rows of latent attention (common/latent_attention.cuh), the keys that they attend to, and the splits of these
+// keys.
 //
 // A block computes kRows consecutive rows of q [T · H, 576], heads of one token or of several, and reads the keys of
 // their sequences in tiles of kKeys, one sequence after the other.
@@ -14,7 +15,7 @@ constexpr int kLatentKeyDim = kLatentRank + 64;  // the latent vector, then the 
 constexpr int kLatentThreads = 256;
 constexpr int kMinLatentSplitKeys = 64;
 
-// The place of a row's token: its sequence, -1 for rows of padding, and its position among the keys.
+// The sequence of a row's token (-1 for rows of padding), and the token's position among the keys.
 struct LatentRow {
   int sequence = -1, position = 0;
 
@@ -28,7 +29,7 @@ struct LatentRow {
   }
 };
 
-// The tiles of keys that the rows of a block see: of each sequence that has some of its tokens, one after the other.
+// The tiles of keys that the rows of a block attend to: those of each of its sequences, one sequence after the other.
 template <int kKeys>
 struct LatentKeyTiles {
   const AttentionCall& call;
@@ -43,7 +44,7 @@ struct LatentKeyTiles {
         first_sequence(sequence_of_token(call, first_token)),
         last_sequence(last_token == first_token ? first_sequence : sequence_of_token(call, last_token)) {}
 
-  // The keys of a sequence that its last token in the block sees; 0 where it has none.
+  // The number of keys of a sequence that its last token in the block attends to; 0 if it has no token in the block.
   __device__ __forceinline__ int keys_of(int index) const {
     const int begin = call.cu_seqlens_q[index], end_token = call.cu_seqlens_q[index + 1];
     const int last = min(end_token - 1, last_token);

@@ -1,4 +1,4 @@
-// Nested loops over dims, of which each array has strides of its own.
+// Nested loops over dims. Each array has its own strides.
 #pragma once
 
 #include "common/types.cuh"

@@ -87,8 +87,8 @@ struct Mxfp4Weight : QuantizedWeight<T, 4, AffineTerm::kNone> {
 
   __device__ __forceinline__ Scaling scaling(const Group& group, int chunk) const {
     const uint32_t both = group.scales[chunk / 2 * 2] >> (chunk % 2 * 16);
-    // There are no offsets. That the compiler does not know it keeps it from delaying the sums of products, for which
-    // it has no registers.
+    // There are no offsets. The compiler does not know this; otherwise it would delay the sums of products, for which
+    // there are not enough registers.
     const bool has_offset = this->term == AffineTerm::kOffsets;
     return {{power_of_two(both & 0xff), power_of_two(both >> 8 & 0xff)}, {0.0f, 0.0f}, has_offset};
   }

@@ -1,10 +1,10 @@
-// Paged attention of sequences with many queries by wgmma: FlashAttention-3 (Shah et al. 2024) with barriers of the
-// block in place of specialised warps.
+// Paged attention of sequences with many queries by wgmma: FlashAttention-3 (Shah et al. 2024) with block
+// barriers instead of warp specialisation.
 //
-// A block computes 128 rows of one kv head over kKeys keys at a time; each of its two warpgroups has 64 rows. They take
-// turns, phase by phase: while one multiplies, the other turns its scores into weights and copies keys or values. In
-// its step j a warpgroup multiplies queries by keys j + 1, and the weights of tile j by its values. Warpgroup g does so
-// in phase 2 (j + 1) + g.
+// A block computes 128 rows of one kv head over kKeys keys at a time; each of its two warpgroups has 64 rows. They
+// alternate, phase by phase: while one multiplies, the other turns its scores into weights and copies keys or values.
+// In its step j a warpgroup multiplies queries by keys j + 1, and the weights of tile j by its values. Warpgroup g does
+// so in phase 2 (j + 1) + g.
 #pragma once
 
 #include "common/async_copy.cuh"
@@ -29,7 +29,7 @@ struct WgmmaAttention {
   static_assert(kRowsPerPass % 8 == 0, "passes have the same swizzle");
   using Piece = Vector<T>;
 
-  // What a block keeps in shared memory behind the operands, as registers are few.
+  // Data of a block that is in shared memory after the operands, because there are too few registers.
   struct Shared {
     PrefillWork work;
     int cache_rows[kStages][kKeys];  // of the keys of three tiles
@@ -115,7 +115,8 @@ struct WgmmaAttention {
     }
   }
 
-  // Turns the scores of a tile into weights and packs them; rescales earlier sums where the maximum grew by much.
+  // Turns the scores of a tile into weights and packs them; rescales earlier sums if the maximum has grown by more than
+  // the threshold.
   struct Softmax {
     float base[2] = {kMinusInfinity, kMinusInfinity};
     float sum[2] = {};
@@ -185,7 +186,7 @@ struct WgmmaAttention {
     const int num_tiles = (keys.end - keys.begin + kKeys - 1) / kKeys;
     const int first_row = warp_index() * 16 + lane_index() / 4;  // this thread's rows are it and the 8th after it
     const int positions[2] = {tile.position_of_row(first_row), tile.position_of_row(first_row + 8)};
-    // The keys that all rows see.
+    // The keys that all rows attend to.
     const KeyRange seen = {KeyRange::of_position(tile.position_of_row(tile.num_rows() - 1), call.window).begin,
                            KeyRange::of_position(tile.position_of_row(0), call.window).end};
     const float scale = positive_scale(call.scale);
@@ -271,7 +272,7 @@ __device__ __forceinline__ void paged_attention_wgmma(const AttentionCall& call)
   AETHER_OPERAND_MEMORY(T, memory);
   auto& shared = *reinterpret_cast<typename Attention::Shared*>(memory + Attention::kOperandBytes / kVectorBytes);
   if (warp_index() == 0) {
-    // Heads take turns, so that the longest tiles of all of them come first.
+    // Consecutive blocks compute different heads, so that the longest tiles of all heads come first.
     const int item = static_cast<int>(blockIdx.x);
     const PrefillWork found = PrefillWork::of(call, item / call.num_kv_heads, item % call.num_kv_heads);
     if (lane_index() == 0) shared.work = found;

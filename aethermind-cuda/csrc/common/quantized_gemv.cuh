@@ -64,8 +64,8 @@ struct alignas(kVectorBytes) StagedGroup {
   }
 };
 
-// Where a lane finds its scale pair of a group, or its zero points: `min(chunk >> shift, last) * stride` bytes
-// after the first one.
+// The address of a lane's scale pair of a group, or of its zero points: `min(chunk >> shift, last) * stride` bytes
+// after `first`.
 struct BlockSource {
   const unsigned char* first;
   int chunk;  // in the group
@@ -184,15 +184,15 @@ struct QuantizedProducts {
   using WeightTile = QuantizedWeight<T, kBits, kTerm>;
   using Group = typename WeightTile::Group;
   static constexpr bool kHasZeroPoints = kTerm == AffineTerm::kZeroPoints;
-  // What is subtracted from all biased codes, unless outputs have zero points.
+  // The constant that is subtracted from all biased codes, unless outputs have zero points.
   static constexpr int kConstant =
       Codes::kBias + (kTerm == AffineTerm::kNone ? static_cast<int>(WeightTile::kSymmetricZero) : 0);
 
   WarpAccumulator<T, 1> sums[kWeights];
   uint32_t constant[4];  // minus kConstant, in both halves
 
-  // `sizes` are not negative. The compiler does not know that and so keeps four registers, which an mma reads as they
-  // are: it would fill four with a constant before each.
+  // Adds 0 to each constant, as `sizes` are not negative. The compiler does not know that, so it keeps the constants in
+  // four registers instead of filling registers before each mma.
   __device__ __forceinline__ explicit QuantizedProducts(const int (&sizes)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -202,7 +202,7 @@ struct QuantizedProducts {
 
   using Bases = float[kGroupChunks][4];
 
-  // What biased products of the inputs start from, unless outputs have zero points.
+  // Sets the initial values of the biased products of a group, unless outputs have zero points.
   __device__ __forceinline__ void begin(Bases& bases, const Frag8<T> (&inputs)[kGroupChunks]) const {
     if constexpr (!kHasZeroPoints && kConstant != 0) {
 #pragma unroll

@@ -10,14 +10,14 @@
 
 namespace aether {
 
-// Of a token and a group of heads: what its key and its query are multiplied by, and their product.
+// Scalars of a token and a group of heads: the factors of its key and of its query, and their dot product.
 struct alignas(16) GroupScalars {
   float key_factor;
   float query_factor;
   float key_query;
 };
 
-// Of a token and a head: the factors of the state and of the update.
+// Scalars of a token and a head: the factors of the state and of the update.
 struct alignas(8) HeadScalars {
   float decay;
   float beta;
@@ -25,15 +25,15 @@ struct alignas(8) HeadScalars {
 
 // The layout of `_RecurrentScan` in kernels/recurrent.py. T tokens, H heads, G groups of heads that share q and k.
 struct RecurrentScan {
-  void* out;                    // [T, H, width]
-  float* state;                 // [N, H, depth, width], updated in place
-  const void* rows;             // [T, 2 G depth + H width]: q, k, v of the delta rule; v, k, q of ssd_scan
-  const void* steps;            // [T, H]
-  const void* gates;            // [T, H], of the delta rule
-  const float* a_log;           // [H]
-  const float* dt_bias;         // [H]
-  const float* skip;            // [H], of ssd_scan
-  StateSlots sequences;         //
+  void* out;             // [T, H, width]
+  float* state;          // [N, H, depth, width], updated in place
+  const void* rows;      // [T, 2 G depth + H width]: q, k, v of the delta rule; v, k, q of ssd_scan
+  const void* steps;     // [T, H]
+  const void* gates;     // [T, H], of the delta rule
+  const float* a_log;    // [H]
+  const float* dt_bias;  // [H]
+  const float* skip;     // [H], of ssd_scan
+  StateSlots sequences;
   GroupScalars* group_scalars;  // [T, G], null where the scan computes them
   HeadScalars* head_scalars;    // [T, H], too
   int num_heads;
@@ -111,7 +111,7 @@ struct LaneElements {
   }
 };
 
-// Every lane of a warp gets them.
+// Every lane of a warp gets the result.
 template <bool kIsDelta, class T, int kDepth>
 __device__ __forceinline__ GroupScalars group_scalars_of(const RecurrentScan& call, const LaneElements<T, kDepth>& key,
                                                          const LaneElements<T, kDepth>& query) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ GroupScalars group_scalars_of(const RecurrentScan& ca
   }
   const float key_factor = rsqrtf(key_squares + call.eps);
   const float query_factor = rsqrtf(query_squares + call.eps) * call.scale;
-  // Where squares are infinite, so may be the product.
+  // If squares are infinite, the product may be infinite, too.
   const bool is_finite = key_factor > 0.0f && query_factor != 0.0f;
   return {key_factor, query_factor, is_finite ? product * key_factor * query_factor : 0.0f};
 }
@@ -144,7 +144,7 @@ __device__ __forceinline__ HeadScalars head_scalars_of(const RecurrentScan& call
   return {decay, kIsDelta ? 1.0f / (1.0f + expf(-gate)) : step};
 }
 
-// Where the parts of a token's row are.
+// The offsets of q, k and v in the row of a token.
 template <class T, bool kIsDelta>
 struct RowLayout {
   int row_size;

@@ -28,7 +28,7 @@ constexpr int kThreadColumns = 2;
 constexpr int kColumnLanes = kWarpColumns / kThreadColumns;  // lanes side by side
 constexpr int kRowGroups = kWarpSize / kColumnLanes;         // groups of lanes, each with other rows
 
-// What the threads of a block need of a token; rows from `depth` on are zero.
+// The inputs of a token that the threads of a block share; rows from `depth` on are zero.
 template <int kDepth>
 struct alignas(16) StagedToken {
   float key[kDepth];
@@ -119,7 +119,7 @@ __device__ __forceinline__ float sum_of_row_groups(float value) {
   return value;
 }
 
-// The same of two values: the lower half warp gets the first sum, the upper one the second.
+// Sums two values over the row groups of a warp: the lower half warp gets the first sum, the upper half the second.
 __device__ __forceinline__ float sums_of_row_groups(float first, float second) {
   const bool is_upper = lane_index() >= kWarpSize / 2;
   float sum = (is_upper ? second : first) + __shfl_xor_sync(kFullWarp, is_upper ? first : second, kWarpSize / 2);
@@ -158,8 +158,8 @@ struct StateTile {
     }
   }
 
-  // From and to a matrix of this depth and width; elements outside of it are zero, and are not written. `is_whole`: the
-  // block has none of these.
+  // Loads from and stores to a matrix of this depth and width. Elements outside of the matrix are zero, and are not
+  // stored. `is_whole`: the block has no such elements.
   __device__ __forceinline__ void load(const float* matrix, int depth, int width, bool is_whole) {
     if (is_whole) {
 #pragma unroll
@@ -210,7 +210,7 @@ struct StateTile {
     return first_row * width + column + (row_of(i) - first_row) * width;
   }
 
-  // Takes up a token. Lanes that `has_result` return the result of `result_column()`.
+  // Processes a token. Lanes that `has_result` return the result of `result_column()`.
   template <bool kIsDelta>
   __device__ __forceinline__ float take_up(const StagedToken<kDepth>& token, float skip) {
     float predicted[kThreadColumns] = {}, results[kThreadColumns] = {};  // Sᵀ k and Sᵀ q

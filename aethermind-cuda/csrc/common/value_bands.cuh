@@ -131,7 +131,7 @@ struct Band {
   __device__ __forceinline__ bool contains(float position) const { return position >= first && position < last; }
 };
 
-// What one attempt leaves to the next, in shared memory: registers are few.
+// The state of the search between attempts, in shared memory because there are too few registers.
 struct BandSearch {
   Band upper;  // around the token
   Band lower;  // around the cut; empty where the upper band contains it
@@ -210,13 +210,13 @@ __device__ __forceinline__ int sample_in_bands(Histogram& histogram, Candidates&
     search.is_by_count = params.has_k();
   }
   __syncthreads();
-  // Infinity where min_p removes nothing from what is looked for.
+  // The position of min_p's limit; infinity if min_p removes nothing before the current limit.
   const auto min_p_position = [&] {
     const bool is_used = params.has_min() && !(search.is_by_count && params.has_p());
     return is_used ? coarse.position(from_ordered_bits(params.min_p_bits)) : -Max::kNeutral;
   };
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    float cut = -Max::kNeutral;  // behind all
+    float cut = -Max::kNeutral;  // after all elements
     if (search.is_by_count) {
       cut = bins.find<ByCount>(params.top_k);
     } else if (params.has_p()) {
@@ -231,7 +231,7 @@ __device__ __forceinline__ int sample_in_bands(Histogram& histogram, Candidates&
     }
     sort_descending(candidates, count);
     RunningSums sums(candidates, count, softmax, search.before_upper);
-    // The mass that every limit keeps. A limit behind the bands keeps all that is before their end, and min_p the more.
+    // The mass that all limits keep. A limit after the bands keeps every element before their end.
     Mass kept = sums.insert_gap(count, search.before_upper, search.before_lower,
                                 [&](float value) { return coarse.position(value) >= search.upper.last; });
     const Mass end = kept;

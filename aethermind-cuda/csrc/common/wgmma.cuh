@@ -28,7 +28,7 @@ namespace aether {
 constexpr int kTileDepth = 64;
 constexpr int kPiecesOfRow = 8;  // of 16 bytes
 
-// Where a piece of a row of an operand is, in pieces.
+// The offset of a 16-byte piece of a row of an operand, in pieces.
 __device__ __forceinline__ int swizzled_piece(int row, int piece) { return row * kPiecesOfRow + (piece ^ row % 8); }
 
 // Before the first product of a group: orders it behind earlier accesses to the accumulators.

@@ -18,8 +18,8 @@ class JudgedParameters(Parameters):
 
     known: ClassVar[WeakValueDictionary[int, JudgedParameters]] = WeakValueDictionary()
 
-    def _place(self, image: bytes) -> None:
-        super()._place(image)
+    def _set_block(self, image: bytes) -> None:
+        super()._set_block(image)
         self.known[self.address] = self
 
 

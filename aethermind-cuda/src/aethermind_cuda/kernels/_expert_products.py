@@ -1,12 +1,12 @@
 """Launches of products of rows with the weights of their experts (`csrc/common/expert_products.cuh`).
 
-A choice is one expert of one token, a token-expert pair. Few choices are a GEMV each, which reads the rows of its
+A pair is one token with one of its experts. Few pairs are a GEMV each, which reads the rows of its
 expert only. Many are first sorted by expert on the device (vLLM: moe_align_block_size), into tiles of one expert: of 8
-choices for the skinny kernels, or of 64 for the tiled ones. The host knows the number of choices, not their experts, so
+pairs for the skinny kernels, or of 64 for the tiled ones. The host knows the number of pairs, not their experts, so
 the grid has the most tiles that there can be, and the blocks of the others end at once: nothing is copied to the host,
 and graphs can capture the launches.
 
-The heads of `linear_per_head` are experts that every token chooses, so their tiles are known without sorting.
+The heads of `linear_per_head` are experts of every token, so their tiles are known without sorting.
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ from aethermind_cuda.launch import DeviceArray, Launch
 from aethermind_cuda.quantized_weights import GROUP_CHUNKS, QuantizedLayout
 
 __all__ = [
-    "Choices",
+    "TokenExpertPairs",
     "ExpertProduct",
     "MAX_EXPERTS",
     "codes_of",
     "expert_call",
     "expert_products",
     "head_product",
-    "sorted_choices",
+    "sorted_pairs",
     "sorting_bytes",
 ]
 
 MAX_EXPERTS = 4096
 """Limit of experts: the sort has a counter for each in shared memory."""
 
-_EXPERTS_PER_UNSORTED_CHOICE = 4
-"""Up to a choice for four experts, few tokens share one, and reading weights twice takes less time than sorting."""
-_SKINNY_CHOICES = 8
-_TILED_CHOICES = 64
-_MIN_TILED_CHOICES_PER_EXPERT = 4
-_MIN_TILED_CHOICES_PER_QUANTIZED_EXPERT = 16
-"""Beyond so many choices for each expert, tiles of 64 are faster than tiles of 8 (measured on an H200)."""
+_EXPERTS_PER_UNSORTED_PAIR = 4
+"""Up to one pair for every four experts, pairs are not sorted: few share an expert, and reading its weights twice takes
+less time than sorting."""
+_SKINNY_PAIRS = 8
+_TILED_PAIRS = 64
+_MIN_TILED_PAIRS_PER_EXPERT = 4
+_MIN_TILED_PAIRS_PER_QUANTIZED_EXPERT = 16
+"""With more pairs per expert than this, tiles of 64 are faster than tiles of 8 (measured on an H200)."""
 _TILE_OUTPUTS = 16
 _MAX_SKINNY_TOKENS_OF_HEADS = 32
 """Up to this many tokens, heads are multiplied in tiles of 8: their weights are read by few blocks."""
@@ -56,7 +57,7 @@ _TILE_BYTES = 12
 _ALIGNMENT = 256
 
 _STEPS_PER_WARP = 3
-"""Experts may have few inputs: of blocks with fewer warps, each with some steps, more run and read at a time."""
+"""Fewest steps of a warp. Experts may have few inputs; blocks with fewer warps let more blocks run at the same time."""
 
 _DENSE = Projection("moe_linear", num_weights=1, group_chunks=2, steps_per_warp=_STEPS_PER_WARP)
 _QUANTIZED = Projection(
@@ -71,7 +72,7 @@ class _ExpertProducts(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p * 2) for name in ("outs", "weights", "biases")),
         *((name, ctypes.c_void_p) for name in ("x", "ids", "order", "tiles")),
-        *((name, ctypes.c_int) for name in ("num_choices", "tile_choices", "choices_per_row", "num_experts")),
+        *((name, ctypes.c_int) for name in ("num_pairs", "tile_pairs", "pairs_per_row", "num_experts")),
         *((name, ctypes.c_int) for name in ("num_outputs", "num_inputs", "num_blocks", "log2_chunks", "term")),
     ]
 
@@ -84,10 +85,10 @@ class ExpertProduct(NamedTuple):
     bias: DeviceArray | None
 
 
-def sorting_bytes(num_choices: int, num_experts: int) -> int:
-    """The workspace of `expert_products` for at most this many choices."""
-    max_tiles = _max_tiles(num_choices, num_experts, _SKINNY_CHOICES)
-    return _order_bytes(num_choices) + align_up(max_tiles * _TILE_BYTES, _ALIGNMENT)
+def sorting_bytes(num_pairs: int, num_experts: int) -> int:
+    """The workspace of `expert_products` for at most this many pairs."""
+    max_tiles = _max_tiles(num_pairs, num_experts, _SKINNY_PAIRS)
+    return _order_bytes(num_pairs) + align_up(max_tiles * _TILE_BYTES, _ALIGNMENT)
 
 
 def expert_products(
@@ -103,18 +104,18 @@ def expert_products(
     """The launches of one or two products of the same inputs, x[T, K] or x[T, A, K], by experts ids[T, A].
 
     `format` is that of the weights, None for row-major ones of x's dtype. Skinny kernels sum in the same order for any
-    number of choices; with `is_invariant` no other kernel is used.
+    number of pairs; with `is_invariant` no other kernel is used.
     """
-    num_choices = ids.size
-    if not num_choices:
+    num_pairs = ids.size
+    if not num_pairs:
         return
-    per_expert = _MIN_TILED_CHOICES_PER_QUANTIZED_EXPERT if format else _MIN_TILED_CHOICES_PER_EXPERT
-    is_tiled = not is_invariant and x.dtype is not DType.FLOAT32 and num_choices > num_experts * per_expert
-    choices = Choices(num_choices, num_experts, num_choices, ids)
-    if num_choices > max(ids.shape[1], num_experts // _EXPERTS_PER_UNSORTED_CHOICE):
-        choices, sort = sorted_choices(ids, num_experts, _TILED_CHOICES if is_tiled else _SKINNY_CHOICES, workspace)
+    per_expert = _MIN_TILED_PAIRS_PER_QUANTIZED_EXPERT if format else _MIN_TILED_PAIRS_PER_EXPERT
+    is_tiled = not is_invariant and x.dtype is not DType.FLOAT32 and num_pairs > num_experts * per_expert
+    pairs = TokenExpertPairs(num_pairs, num_experts, num_pairs, ids)
+    if num_pairs > max(ids.shape[1], num_experts // _EXPERTS_PER_UNSORTED_PAIR):
+        pairs, sort = sorted_pairs(ids, num_experts, _TILED_PAIRS if is_tiled else _SKINNY_PAIRS, workspace)
         yield sort
-    yield _launch(products, x, format, choices, is_tiled, choices_per_row=ids.shape[1] if len(x.shape) == 2 else 1)
+    yield _launch(products, x, format, pairs, is_tiled, pairs_per_row=ids.shape[1] if len(x.shape) == 2 else 1)
 
 
 def head_product(
@@ -125,14 +126,14 @@ def head_product(
     if not num_tokens:
         return
     is_tiled = not is_invariant and x.dtype is not DType.FLOAT32 and num_tokens > _MAX_SKINNY_TOKENS_OF_HEADS
-    num_tiles = num_heads * div_up(num_tokens, _TILED_CHOICES if is_tiled else _SKINNY_CHOICES)
-    yield _launch([product], x, format, Choices(num_tokens * num_heads, num_heads, num_tiles), is_tiled)
+    num_tiles = num_heads * div_up(num_tokens, _TILED_PAIRS if is_tiled else _SKINNY_PAIRS)
+    yield _launch([product], x, format, TokenExpertPairs(num_tokens * num_heads, num_heads, num_tiles), is_tiled)
 
 
-class Choices(NamedTuple):
-    """Choices and their tiles: sorted ones have an order, those of heads have no ids."""
+class TokenExpertPairs(NamedTuple):
+    """Token-expert pairs and their tiles. Sorted pairs have an `order` and `tiles`; those of heads have no `ids`."""
 
-    num_choices: int
+    num_pairs: int
     num_experts: int
     num_tiles: int
     ids: DeviceArray | None = None
@@ -140,33 +141,35 @@ class Choices(NamedTuple):
     tiles: DeviceArray | None = None
 
 
-def sorted_choices(ids: DeviceArray, num_experts: int, tile_choices: int, workspace: int) -> tuple[Choices, Launch]:
-    """Choices by expert in tiles of up to `tile_choices`, and the launch that sorts them so.
+def sorted_pairs(
+    ids: DeviceArray, num_experts: int, tile_pairs: int, workspace: int
+) -> tuple[TokenExpertPairs, Launch]:
+    """Token-expert pairs sorted by expert, in tiles of up to `tile_pairs`, and the launch that sorts them.
 
-    `workspace` has the `sorting_bytes` of them.
+    `workspace` is the address of `sorting_bytes` bytes.
     """
-    num_tiles = _max_tiles(ids.size, num_experts, tile_choices)
+    num_tiles = _max_tiles(ids.size, num_experts, tile_pairs)
     order = DeviceArray(workspace, DType.INT32, (ids.size,))
     tiles = DeviceArray(workspace + _order_bytes(ids.size), DType.INT32, (num_tiles, 3))
-    arguments = (order, tiles, ids, ids.size, num_experts, tile_choices, num_tiles)
+    arguments = (order, tiles, ids, ids.size, num_experts, tile_pairs, num_tiles)
     shared_bytes = num_experts * DType.INT32.itemsize
     sort = Launch("sort_experts", "sort_experts", (1, 1, 1), (_SORT_THREADS, 1, 1), arguments, shared_bytes)
-    return Choices(ids.size, num_experts, num_tiles, ids, order, tiles), sort
+    return TokenExpertPairs(ids.size, num_experts, num_tiles, ids, order, tiles), sort
 
 
 def expert_call(
     products: Sequence[ExpertProduct],
     x: DeviceArray,
-    choices: Choices,
-    tile_choices: int,
-    choices_per_row: int,
+    pairs: TokenExpertPairs,
+    tile_pairs: int,
+    pairs_per_row: int,
     layout: QuantizedLayout | None = None,
 ) -> Any:
     """The argument of kernels; `layout` is that of quantised weights."""
     return _ExpertProducts(
         *(_addresses([product[i] for product in products]) for i in range(3)),
-        *(None if array is None else array.address for array in (x, choices.ids, choices.order, choices.tiles)),
-        *(choices.num_choices, tile_choices, choices_per_row, choices.num_experts),
+        *(None if array is None else array.address for array in (x, pairs.ids, pairs.order, pairs.tiles)),
+        *(pairs.num_pairs, tile_pairs, pairs_per_row, pairs.num_experts),
         *(products[0].out.shape[-1], x.shape[-1]),
         *((layout.num_blocks, layout.log2_chunks, layout.affine_term) if layout else (0, 0, 0)),
     )
@@ -176,39 +179,39 @@ def _launch(
     products: Sequence[ExpertProduct],
     x: DeviceArray,
     format: WeightFormat | None,
-    choices: Choices,
+    pairs: TokenExpertPairs,
     is_tiled: bool,
-    choices_per_row: int = 1,
+    pairs_per_row: int = 1,
 ) -> Launch:
     num_inputs, num_outputs = x.shape[-1], products[0].out.shape[-1]
-    tile_choices = _TILED_CHOICES if is_tiled else _SKINNY_CHOICES
+    tile_pairs = _TILED_PAIRS if is_tiled else _SKINNY_PAIRS
     layout = None if format is None or format == FP8 else QuantizedLayout(format, (num_outputs, num_inputs))
-    call = expert_call(products, x, choices, tile_choices, choices_per_row, layout)
+    call = expert_call(products, x, pairs, tile_pairs, pairs_per_row, layout)
     # Rows of an expert may begin within a tile of 16 outputs of the stack.
     num_output_tiles = div_up(num_outputs, _TILE_OUTPUTS) + (num_outputs % _TILE_OUTPUTS != 0)
-    sizes = _TILED_CHOICES if is_tiled else 1, num_output_tiles * _TILE_OUTPUTS, num_inputs
+    sizes = _TILED_PAIRS if is_tiled else 1, num_output_tiles * _TILE_OUTPUTS, num_inputs
     projection, suffix, dense = _DENSE, str(x.dtype), [product.weight for product in products]
     if format == FP8:
-        projection, stack = _FLOAT8, Float8Layout((choices.num_experts * num_outputs, num_inputs))
+        projection, stack = _FLOAT8, Float8Layout((pairs.num_experts * num_outputs, num_inputs))
         dense = [stack.codes(weight.address) for weight in dense]
     elif format is not None:
         projection, suffix, dense = _QUANTIZED, f"{codes_of(format)}_{x.dtype}", []
     launch = projection.launch(suffix, sizes, (call,), x.dtype, is_invariant=not is_tiled, dense=dense)
-    return replace(launch, grid=(choices.num_tiles, launch.grid[1], len(products)))
+    return replace(launch, grid=(pairs.num_tiles, launch.grid[1], len(products)))
 
 
 def codes_of(format: WeightFormat) -> str:
-    """The codes of a format in names of kernels, which are compiled for all of its scales and zero points."""
+    """The name of a format's codes in names of kernels, which are compiled for all kinds of scales and zero points."""
     return format.name if format in (MXFP4, FP8) else f"int{format.bits}"
 
 
-def _max_tiles(num_choices: int, num_experts: int, tile_choices: int) -> int:
-    """The most tiles that choices can make: the last one of each expert may be partial."""
-    return num_choices // tile_choices + min(num_choices, num_experts)
+def _max_tiles(num_pairs: int, num_experts: int, tile_pairs: int) -> int:
+    """The most tiles that pairs can make: the last one of each expert may be partial."""
+    return num_pairs // tile_pairs + min(num_pairs, num_experts)
 
 
-def _order_bytes(num_choices: int) -> int:
-    return align_up(num_choices * DType.INT32.itemsize, _ALIGNMENT)
+def _order_bytes(num_pairs: int) -> int:
+    return align_up(num_pairs * DType.INT32.itemsize, _ALIGNMENT)
 
 
 def _addresses(arrays: Sequence[DeviceArray | None]) -> ctypes.Array[ctypes.c_void_p]:

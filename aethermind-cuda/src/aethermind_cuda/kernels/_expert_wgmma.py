@@ -1,6 +1,6 @@
-"""Products of many choices on compute capability 9.0, by wgmma (csrc/moe_linear_wgmma.cu).
+"""Products of many token-expert pairs on compute capability 9.0, by wgmma (csrc/moe_linear_wgmma.cu).
 
-Quantised weights of some experts at a time are dequantised to the workspace before.
+Quantised weights are first dequantised to the workspace, some experts at a time.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from aethermind.hal.memory import align_up
 from aethermind.ops.weight_format import FP8, MXFP4, WeightFormat
 from aethermind_cuda.kernels._common import div_up
 from aethermind_cuda.kernels._dequantize import dequantize_weight
-from aethermind_cuda.kernels._expert_products import ExpertProduct, expert_call, sorted_choices
+from aethermind_cuda.kernels._expert_products import ExpertProduct, expert_call, sorted_pairs
 from aethermind_cuda.launch import DeviceArray, DeviceFacts, Launch
 from aethermind_cuda.quantized_weights import QuantizedLayout
 
 __all__ = ["dequantized_expert_bytes", "is_dequantized", "takes_wgmma", "wgmma_expert_products"]
 
 _CAPABILITY = 9, 0
-_MIN_CHOICES_PER_EXPERT = 3
-"""Beyond so many choices for each expert, tiles of up to 128 choices are faster than those of 8."""
-_MIN_CHOICES_PER_QUANTIZED_EXPERT = 48
-"""Beyond so many, dequantising them first takes less time than the kernels that multiply codes."""
+_MIN_PAIRS_PER_EXPERT = 3
+"""With more pairs per expert than this, tiles of up to 128 pairs are faster than tiles of 8."""
+_MIN_PAIRS_PER_QUANTIZED_EXPERT = 48
+"""With more pairs per expert than this, dequantising the weights first is faster than multiplying codes."""
 _MAX_DEQUANTIZED_BYTES = 160 << 20
 _TILE_OUTPUTS = 16
 _ALIGNMENT = 256
-_TILE_CHOICES = 128
+_TILE_PAIRS = 128
 _TILE_ROWS = 128
 _THREADS = 256
 _DEPTH = 64
 """Inputs of a step."""
 _VECTOR_BYTES = 16
-_SHARED_BYTES = 3 * (_TILE_ROWS + _TILE_CHOICES) * _DEPTH * 2
+_SHARED_BYTES = 3 * (_TILE_ROWS + _TILE_PAIRS) * _DEPTH * 2
 
 
 class _GatedActivation(ctypes.Structure):
@@ -64,7 +64,7 @@ def takes_wgmma(
     device: DeviceFacts,
 ) -> bool:
     """Whether `wgmma_expert_products` computes products with [num_experts * num_outputs, K], and is the fastest."""
-    per_expert = _MIN_CHOICES_PER_EXPERT if format is None else _MIN_CHOICES_PER_QUANTIZED_EXPERT
+    per_expert = _MIN_PAIRS_PER_EXPERT if format is None else _MIN_PAIRS_PER_QUANTIZED_EXPERT
     return (
         device.compute_capability == _CAPABILITY
         and (format is None or is_dequantized(format))
@@ -78,7 +78,7 @@ def takes_wgmma(
 
 
 def dequantized_expert_bytes(shape: tuple[int, int], num_experts: int, num_weights: int, dtype: DType) -> int:
-    """The workspace of `wgmma_expert_products` for quantised stacks [num_experts * N, K], beside the sorted choices."""
+    """The workspace of `wgmma_expert_products` for quantised stacks [num_experts * N, K], beside the sorted pairs."""
     experts = _experts_at_once(shape, num_experts, num_weights, dtype)
     return num_weights * align_up(experts * _expert_bytes(shape, num_experts, dtype), _ALIGNMENT)
 
@@ -103,11 +103,11 @@ def wgmma_expert_products(
     if format is not None:
         at_once = _experts_at_once(shape, num_experts, len(products), x.dtype)
         weight_bytes = dequantized_expert_bytes(shape, num_experts, len(products), x.dtype) // len(products)
-    choices, sort = sorted_choices(ids, num_experts, _TILE_CHOICES, workspace + len(products) * weight_bytes)
+    pairs, sort = sorted_pairs(ids, num_experts, _TILE_PAIRS, workspace + len(products) * weight_bytes)
     yield sort
     values = [float((activation or {}).get(field[0], 0.0)) for field in _GatedActivation._fields_]
     entry, tile_outputs = ("moe_gate_up_silu", _TILE_ROWS // 2) if activation else ("moe_linear", _TILE_ROWS)
-    grid = div_up(num_outputs, tile_outputs), choices.num_tiles, 1
+    grid = div_up(num_outputs, tile_outputs), pairs.num_tiles, 1
     for first in range(0, num_experts, at_once):
         count = min(at_once, num_experts - first)
         if format is not None:
@@ -120,7 +120,7 @@ def wgmma_expert_products(
             parts = [product._replace(weight=part) for product, part in zip(products, floats, strict=True)]
         else:
             parts = list(products)
-        call = expert_call(parts, x, choices, _TILE_CHOICES, ids.shape[1] if len(x.shape) == 2 else 1)
+        call = expert_call(parts, x, pairs, _TILE_PAIRS, ids.shape[1] if len(x.shape) == 2 else 1)
         arguments = call, _GatedActivation(*values), _ExpertRange(first, count)
         yield Launch("moe_linear_wgmma", f"{entry}_wgmma_{x.dtype}", grid, (_THREADS, 1, 1), arguments, _SHARED_BYTES)
 

@@ -140,7 +140,7 @@ def _moe_gate_up_silu_bytes(format: WeightFormat | None, call: Call) -> int:
 
 
 def _sorting_bytes(call: Call) -> int:
-    return sorting_bytes(_num_choices(call), int(call.attributes["num_experts"]))
+    return sorting_bytes(_num_pairs(call), int(call.attributes["num_experts"]))
 
 
 def _dequantized_bytes(format: WeightFormat | None, call: Call, num_weights: int) -> int:
@@ -153,7 +153,7 @@ def _dequantized_bytes(format: WeightFormat | None, call: Call, num_weights: int
     return dequantized_expert_bytes((num_experts * num_outputs, x.shape[-1]), num_experts, num_weights, x.dtype)
 
 
-def _num_choices(call: Call) -> int:
+def _num_pairs(call: Call) -> int:
     ids = call.inputs[1]
     assert ids is not None
     return ids.size
