@@ -72,8 +72,8 @@ class ModelCase:
         max_model_len: the context length; None for the model's.
         rewrite_config: converts config.json from the form that transformers writes to another one.
         max_shard_size: the size limit of files that transformers writes.
-        may_err_as_reference: whether the tolerance is at least twice the float32 error of the reference, for families
-            whose arithmetic amplifies rounding errors.
+        allows_twice_reference_error: whether logits may have twice the error that the reference has in float32, for
+            families whose arithmetic amplifies rounding errors.
         has_float32_parts: whether the class of transformers computes parts in float32 whatever its dtype is, by
             `tensor.to(torch.float32)`; the reference then computes them in float64.
     """
@@ -85,7 +85,7 @@ class ModelCase:
     max_model_len: int | None = None
     rewrite_config: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     max_shard_size: str = "1GB"
-    may_err_as_reference: bool = False
+    allows_twice_reference_error: bool = False
     has_float32_parts: bool = False
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ def variations(
     *,
     base: Mapping[str, Any] = SMALL,
     reference: Reference | None = None,
-    may_err_as_reference: bool = False,
+    allows_twice_reference_error: bool = False,
     has_float32_parts: bool = False,
 ) -> tuple[ModelCase, ...]:
     """Return a case for each named change to a configuration."""
@@ -114,7 +114,7 @@ def variations(
             architecture,
             {**base, **change},
             reference,
-            may_err_as_reference=may_err_as_reference,
+            allows_twice_reference_error=allows_twice_reference_error,
             has_float32_parts=has_float32_parts,
         )
         for name, change in changes.items()

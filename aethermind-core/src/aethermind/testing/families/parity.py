@@ -68,9 +68,9 @@ class Checkpoints:
     def tolerance(self, case: ModelCase) -> float:
         """Return the allowed error of logits in float32, as a fraction of the largest logit of a row.
 
-        With `ModelCase.may_err_as_reference` it is at least twice the float32 error of the reference on a random text.
+        With `allows_twice_reference_error` it is at least twice the float32 error of the reference on a random text.
         """
-        in_float32 = getattr(reference_of(case), "float32_outputs", None) if case.may_err_as_reference else None
+        in_float32 = getattr(reference_of(case), "float32_outputs", None) if case.allows_twice_reference_error else None
         if in_float32 is None:
             return TOLERANCE
         if id(case) not in self._tolerances:
