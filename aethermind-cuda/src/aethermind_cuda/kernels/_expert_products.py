@@ -26,9 +26,9 @@ from aethermind_cuda.launch import DeviceArray, Launch
 from aethermind_cuda.quantized_weights import GROUP_CHUNKS, QuantizedLayout
 
 __all__ = [
-    "TokenExpertPairs",
     "ExpertProduct",
     "MAX_EXPERTS",
+    "TokenExpertPairs",
     "codes_of",
     "expert_call",
     "expert_products",

@@ -35,8 +35,8 @@ __all__ = [
     "GenerationParams",
     "PrepareResponse",
     "TextsOrTokens",
-    "generate_response",
     "engine_prompts",
+    "generate_response",
 ]
 
 CLIENT_CLOSED_REQUEST = 499
