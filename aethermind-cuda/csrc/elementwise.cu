@@ -1,6 +1,7 @@
-// Element-wise operators: exp, log, relu, silu, gelu, scale, clamp, softcap, add, sub, mul, div, silu_mul, sigmoid_mul,
-// clamped_silu_mul and gelu_mul on arrays of one shape, add, sub, mul and div on arrays that are broadcast, and
-// silu_mul of the halves of rows. They compute in float32 and round once; the result may alias the first array.
+// Element-wise operators: exp, log, cast, relu, silu, gelu, scale, clamp, softcap, add, sub, mul, div, silu_mul,
+// sigmoid_mul, clamped_silu_mul and gelu_mul on arrays of one shape, add, sub, mul and div on arrays that are
+// broadcast, and silu_mul of the halves of rows. They compute in float32 and round once; the result may alias the first
+// array.
 
 #include "common/activations.cuh"
 #include "common/dependent_launch.cuh"
@@ -121,6 +122,24 @@ __device__ __forceinline__ void map_broadcast(const Operation& operation, T* out
   });
 }
 
+// Elements of x in another type, as many at a time as the wider one has in a vector.
+template <class To, class From>
+__device__ __forceinline__ void cast(To* out, const From* x, int64_t count) {
+  constexpr int kWide = Vector<To>::size < Vector<From>::size ? Vector<To>::size : Vector<From>::size;
+  const bool is_aligned = is_vectorizable(out, 0) && is_vectorizable(x, 0);
+  const int64_t wide = is_aligned ? count - count % kWide : 0;
+  for_each_vector<kWide>(0, wide, [=](int64_t i) {
+    const auto vector = Vector<From, kWide>::load(x + i);
+    Vector<To, kWide> result;
+#pragma unroll
+    for (int j = 0; j < kWide; ++j) {
+      result.values[j] = from_float<To>(to_float(vector.values[j]));
+    }
+    result.store(out + i);
+  });
+  for_each_vector<1>(wide, count, [=](int64_t i) { out[i] = from_float<To>(to_float(x[i])); });
+}
+
 template <class T, int N>
 __device__ __forceinline__ void silu_mul_vectors(T* out, const T* gate, const T* up, int width) {
   const int step = static_cast<int>(gridDim.x * blockDim.x) * N;
@@ -179,6 +198,12 @@ __device__ __forceinline__ void silu_mul_halves(T* out, const T* x, int width) {
     aether::begin_kernel();                                                                                          \
     aether::map(aether::operation{factor}, out, count, x);                                                           \
   }
+#define AETHER_CAST(to, from)                                                                          \
+  extern "C" __global__ void elementwise_cast_##from##_to_##to(aether::to* out, const aether::from* x, \
+                                                               int64_t count) {                        \
+    aether::begin_kernel();                                                                            \
+    aether::cast(out, x, count);                                                                       \
+  }
 #define AETHER_SILU_MUL_HALVES(dtype)                                                                        \
   extern "C" __global__ void elementwise_silu_mul_halves_##dtype(aether::dtype* out, const aether::dtype* x, \
                                                                  int width) {                                \
@@ -206,5 +231,8 @@ __device__ __forceinline__ void silu_mul_halves(T* out, const T* x, int width) {
   AETHER_WITH_FACTOR(clamp, Clamp, dtype)                      \
   AETHER_WITH_FACTOR(softcap, Softcap, dtype)                  \
   AETHER_CLAMPED_SILU_MUL(dtype)                               \
+  AETHER_CAST(float32, dtype)                                  \
+  AETHER_CAST(float16, dtype)                                  \
+  AETHER_CAST(bfloat16, dtype)                                 \
   AETHER_SILU_MUL_HALVES(dtype)
 AETHER_FOR_EACH_FLOAT(AETHER_ELEMENTWISE)

@@ -39,7 +39,8 @@ input `x`, changed in place (or only seen in another shape: a *view*, for which 
 no operator reads `x` later, and it has the shape of `x`. `...` are any number of dims, the same ones in all tensors,
 and `#...` as many that are broadcast to `...`, by the rules of NumPy and PyTorch. `reduce(...)`, `permute(...)`,
 `reshape(...)` and `expand(...)` are those dims, changed by the attributes as PyTorch's functions do. `ints` is a list
-of integers; dims below 0 are counted from the last.
+of integers; dims below 0 are counted from the last. `dtype` is float32, bfloat16 or float16; an output `dtype[...]` is
+of that type.
 
 A kernel has to be within the **tolerance** of the float64 reference: a factor of the sum of the magnitudes of the terms
 that are added up, one of the result, and an absolute part. `aethermind conform NAME --suite operators` tries every

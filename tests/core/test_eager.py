@@ -58,7 +58,8 @@ def test_results_are_within_the_tolerance_of_the_reference(
         if spec.alias is not None and not operator.schema.is_view:
             assert result is given[names.index(spec.alias)]
         codes = arrays[names.index(spec.alias)] if spec.kind == "q8" and spec.alias else None
-        assert DType.of_numpy(array.dtype) is (spec.dtype(float_type) if codes is None else DType.of_numpy(codes.dtype))
+        wanted = spec.dtype(float_type, attributes=sample.attributes)
+        assert DType.of_numpy(array.dtype) is (wanted if codes is None else DType.of_numpy(codes.dtype))
 
 
 def test_inputs_of_any_size_stay_as_they_are_and_results_are_new(session: Eager) -> None:

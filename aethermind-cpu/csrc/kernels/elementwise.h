@@ -1,4 +1,4 @@
-// Elementwise operators over contiguous tensors: add, sub, mul, div (with broadcasting), scale, exp, log.
+// Elementwise operators over contiguous tensors: add, sub, mul, div (with broadcasting), scale, exp, log, cast.
 #pragma once
 
 #include "kernels/loops.h"
@@ -9,10 +9,10 @@ namespace aether::cpu::AETHER_ISA {
 // A multiple of the lanes and of a cache line, so that no two workers write one line.
 inline constexpr int64_t kElementwiseGrain = 256;
 
-template <class T, class F>
+template <class T, class F, class Out = T>
 void map_elements(const am_tensor& x, const am_tensor& out, const am_team* team, F f) {
   const T* source = data<const T>(x);
-  T* target = data<T>(out);
+  Out* target = data<Out>(out);
   const Range range = share(team, num_elements(out), kElementwiseGrain);
   int64_t i = range.begin;
   for (; i + kLanes <= range.end; i += kLanes) store(target + i, f(load(source + i)));
@@ -166,6 +166,22 @@ AETHER_INLINE Vec log_of(const Vec& value) {
 template <class T>
 void log(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
   map_elements<T>(in[0], out[0], team, [](const Vec& x) { return log_of(x); });
+}
+
+// x in the dtype of `out`.
+template <class T>
+void cast(const am_tensor* in, const am_tensor* out, const am_attr*, const am_team* team) {
+  const auto same = [](const Vec& x) { return x; };
+  switch (out[0].dtype) {
+    case AM_BFLOAT16:
+      map_elements<T, decltype(same), BFloat16>(in[0], out[0], team, same);
+      break;
+    case AM_FLOAT16:
+      map_elements<T, decltype(same), Float16>(in[0], out[0], team, same);
+      break;
+    default:
+      map_elements<T, decltype(same), float>(in[0], out[0], team, same);
+  }
 }
 
 }  // namespace aether::cpu::AETHER_ISA

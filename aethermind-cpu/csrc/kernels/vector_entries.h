@@ -24,6 +24,7 @@ AETHER_KERNEL(add, 2, 1, 0, add<T>);
 AETHER_KERNEL(add_rms_norm, 3, 2, 2, add_rms_norm<T>);
 AETHER_KERNEL(alibi, 2, 1, 0, alibi<T>);
 AETHER_KERNEL(argmax, 1, 1, 2, argmax<T>);
+AETHER_KERNEL(cast, 1, 1, 1, cast<T>);
 AETHER_KERNEL(causal_conv1d, 7, 2, 1, causal_conv1d<T>);
 AETHER_KERNEL(clamped_silu_mul, 2, 1, 3, clamped_silu_mul<T>);
 AETHER_KERNEL(div, 2, 1, 0, div<T>);
@@ -65,6 +66,7 @@ inline constexpr KernelEntry kVectorEntries[] = {
     AETHER_ENTRIES(add_rms_norm),
     AETHER_ENTRIES(alibi),
     AETHER_ENTRIES(argmax),
+    AETHER_ENTRIES(cast),
     AETHER_ENTRIES(causal_conv1d),
     AETHER_ENTRIES(clamped_silu_mul),
     AETHER_ENTRIES(div),

@@ -22,5 +22,7 @@ _METADATA = {
 _FIELDS: dict[str, Any] = {"norm_weight_offset": 0.0}
 """The converter adds 1 to the weights of norms."""
 
-GEMMA2 = GgufFamily("Gemma2ForCausalLM", {}, modules=_MODULES, fields=_FIELDS, metadata=_METADATA)
-GEMMA3 = GgufFamily("Gemma3ForCausalLM", {}, modules=_MODULES, fields=_FIELDS, metadata=_METADATA)
+GEMMA2, GEMMA3 = (
+    GgufFamily(name, {}, modules=_MODULES, fields=_FIELDS, metadata=_METADATA, is_writable=True)
+    for name in ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
+)

@@ -17,6 +17,7 @@ GLM4 = GgufFamily(
         "post_attention_norm": "post_self_attn_layernorm",
         "post_ffw_norm": "post_mlp_layernorm",
     },
+    is_writable=True,
 )
 GLM4_MOE = GgufFamily(
     "Glm4MoeForCausalLM",

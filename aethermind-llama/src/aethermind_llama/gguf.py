@@ -38,13 +38,22 @@ LLAMA = GgufFamily(
     interleaved=_INTERLEAVED,
     mixture="MixtralForCausalLM",
     is_writable=True,
+    stored_modules={
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "ffn_gate_exps": "block_sparse_moe.experts.w1",
+        "ffn_down_exps": "block_sparse_moe.experts.w2",
+        "ffn_up_exps": "block_sparse_moe.experts.w3",
+    },
 )
-OLMOE = GgufFamily("OlmoeForCausalLM", {"olmo": SplitRule(GPT_2, is_nfc=True)})
+OLMOE = GgufFamily("OlmoeForCausalLM", {"olmo": SplitRule(GPT_2, is_nfc=True)}, is_writable=True)
 _WINDOWS = {"sliding_window": "attention.sliding_window", "layer_types": "attention.sliding_window_pattern"}
 _LAYER_NORM = {"rms_norm_eps": "attention.layer_norm_epsilon"}
 
 SMOLLM3 = GgufFamily(
-    "SmolLM3ForCausalLM", dict.fromkeys(("smollm3", "llama-bpe", "smaug-bpe"), _LLAMA_3), interleaved=_INTERLEAVED
+    "SmolLM3ForCausalLM",
+    dict.fromkeys(("smollm3", "llama-bpe", "smaug-bpe"), _LLAMA_3),
+    interleaved=_INTERLEAVED,
+    is_writable=True,
 )
 GRANITE = GgufFamily(
     "GraniteForCausalLM",
@@ -56,6 +65,7 @@ GRANITE = GgufFamily(
         "attention_multiplier": "attention.scale",
         "logits_scaling": "logit_scale",
     },
+    is_writable=True,
 )
 
 
@@ -86,23 +96,32 @@ OLMO2 = GgufFamily(
     modules={"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
     metadata={**_WINDOWS, "rope_theta_local": "rope.freq_base_swa"},
     derive=_derive_olmo,
+    is_writable=True,
 )
-ERNIE4_5 = GgufFamily("Ernie4_5ForCausalLM", {})
+ERNIE4_5 = GgufFamily("Ernie4_5ForCausalLM", {}, is_writable=True)
 STABLELM = GgufFamily(
     "StableLmForCausalLM",
     {"stablelm2": SplitRule(GPT_4_SINGLE_DIGITS)},
     metadata={**_LAYER_NORM, "use_parallel_residual": "use_parallel_residual"},
+    is_writable=True,
 )
-COHERE = GgufFamily("CohereForCausalLM", {"command-r": _SMOLLM}, metadata={**_LAYER_NORM, "logit_scale": "logit_scale"})
+COHERE = GgufFamily(
+    "CohereForCausalLM",
+    {"command-r": _SMOLLM},
+    metadata={**_LAYER_NORM, "logit_scale": "logit_scale"},
+    is_writable=True,
+)
 COHERE2 = GgufFamily(
     "Cohere2ForCausalLM",
     {"command-r": _SMOLLM},
     metadata={**_LAYER_NORM, **_WINDOWS, "logit_scale": "logit_scale"},
     derive=lambda fields: {"layer_types": _windows(fields)},
+    is_writable=True,
 )
 STARCODER2 = GgufFamily(
     "Starcoder2ForCausalLM",
     {"starcoder": _SMOLLM},
     modules={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     metadata={**_LAYER_NORM, "sliding_window": "attention.sliding_window"},
+    is_writable=True,
 )

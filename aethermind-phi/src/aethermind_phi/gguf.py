@@ -21,4 +21,5 @@ PHI3 = GgufFamily(
     {"dbrx": SplitRule(GPT_4), "gpt-4o": SplitRule(GPT_4O)},
     modules={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     metadata={"sliding_window": "attention.sliding_window"},
+    is_writable=True,
 )

@@ -27,8 +27,8 @@ _SPLITS_3_5 = {
 
 QWEN2 = GgufFamily("Qwen2ForCausalLM", _SPLITS, is_writable=True)
 QWEN3 = GgufFamily("Qwen3ForCausalLM", _SPLITS, is_writable=True)
-QWEN2_MOE = GgufFamily("Qwen2MoeForCausalLM", _SPLITS)
-QWEN3_MOE = GgufFamily("Qwen3MoeForCausalLM", _SPLITS, fields={"norm_topk_prob": True})
+QWEN2_MOE = GgufFamily("Qwen2MoeForCausalLM", _SPLITS, is_writable=True)
+QWEN3_MOE = GgufFamily("Qwen3MoeForCausalLM", _SPLITS, fields={"norm_topk_prob": True}, is_writable=True)
 """Files of Qwen3-MoE do not say that weights of a token's experts sum to one; those of all its models do."""
 
 _MODULES = {

@@ -296,8 +296,8 @@ def test_other_tensors_are_refused(tmp_path: Path, tensors: dict[str, Array], sa
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"format": "marlin-24"}, "stores sparse weights"),
-        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "stores sparse weights"),
+        ({"format": "marlin-24"}, "stores sparse weights packed for one kernel"),
+        ({"sparsity_config": {"format": "marlin-24"}}, "Take the model in the format sparse-24-bitmask"),
         ({"transform_config": {"config_groups": {"R1": {}}}}, "rotates activations"),
         ({"config_groups": {"group_0": {"weights": {"type": "int", "num_bits": 16}}}}, "weights of 16 bits"),
     ],

@@ -228,12 +228,9 @@ def test_a_requantised_matrix_is_read_by_the_same_zero_points(tmp_path: Path) ->
         (gptq(group_size=0), "group_size of 0"),
         (gptq(group_size="128"), "group_size of '128'"),
         (gptq(group_size=-2), "group_size of -2"),
-        (gptq(checkpoint_format="marlin"), "in the layout 'marlin'"),
         (awq(version="marlin"), "in the layout 'marlin'"),
         (auto_round("auto_round", bits=16), "to 16 bits"),
         (awq(backend="llm-awq"), "in the layout 'llm-awq'"),
-        (gptq(is_marlin_format=True), "in the layout 'marlin'"),
-        (gptq(format="marlin"), "in the layout 'marlin'"),
     ],
 )
 def test_unsupported_quantization_configs_are_refused(described: Any, says: str) -> None:

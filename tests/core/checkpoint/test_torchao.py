@@ -72,15 +72,20 @@ def test_both(tmp_path: Path) -> None:
     [
         {"layer._weight_qdata": np.zeros((ROWS, 2, 8, 4), np.int32), "layer._weight_scale": scales(4, ROWS)},
         {"layer._weight_qdata": CODES[:, ::2], "layer._weight_scale": scales(4, ROWS)},
-        {
-            "layer._weight_qdata": CODES,
-            "layer._weight_scale": scales(ROWS, 1),
-            "layer._weight_act_pre_scale": np.ones(COLUMNS, np.float32),
-        },
     ],
 )
 def test_what_is_packed_for_one_kernel_is_refused(tmp_path: Path, tensors: dict[str, Array]) -> None:
     with pytest.raises(ConfigError, match="packed for one of its kernels"):
+        opened(tmp_path, CONFIG, tensors)
+
+
+def test_a_scale_of_activations_is_refused(tmp_path: Path) -> None:
+    tensors = {
+        "layer._weight_qdata": CODES,
+        "layer._weight_scale": scales(ROWS, 1),
+        "layer._weight_act_pre_scale": np.ones(COLUMNS, np.float32),
+    }
+    with pytest.raises(ConfigError, match="a scale of its activations"):
         opened(tmp_path, CONFIG, tensors)
 
 

@@ -42,7 +42,7 @@ def test_operators_in_storage_dtypes_stay_within_their_tolerance(
     for spec, output in zip(operator.schema.outputs, outputs, strict=True):
         codes = given.get(spec.alias) if spec.kind == "q8" else None
         assert DType.of_numpy(output.dtype) is (
-            spec.dtype(float_type) if codes is None else DType.of_numpy(codes.dtype)
+            spec.dtype(float_type, attributes=sample.attributes) if codes is None else DType.of_numpy(codes.dtype)
         )
 
 

@@ -57,6 +57,16 @@ def test_lists_of_dims_survive_the_round_trip() -> None:
     assert parse_graph(str(graph)) == graph
 
 
+def test_dtypes_survive_the_round_trip() -> None:
+    builder = GraphBuilder("casts", OPERATORS, DType.BFLOAT16)
+    x = builder.input("x", DType.BFLOAT16, (SymDim("T"), 5))
+    wide = builder.op("cast", x, dtype="float32")
+    builder.output("y", builder.op("cast", wide, dtype=DType.FLOAT16))
+    graph = builder.finish()
+    assert "float32[T,5] = cast(%x) {dtype=float32}" in format_graph(graph)
+    assert parse_graph(format_graph(graph)) == graph
+
+
 def test_the_text_is_what_the_manual_says() -> None:
     graph = parse_graph(TEXT)
     assert format_graph(graph) == TEXT

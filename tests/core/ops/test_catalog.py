@@ -276,6 +276,7 @@ TORCH: dict[str, Callable[..., Any]] = {
     "div": torch.div,
     "exp": torch.exp,
     "log": torch.log,
+    "cast": lambda x, dtype: x.to(getattr(torch, dtype.label)),
     "sum": torch.sum,
     "mean": torch.mean,
     "prod": product,

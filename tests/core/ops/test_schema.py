@@ -146,6 +146,17 @@ def test_attributes_that_do_not_fit_are_one_sentence_that_names_them(schema, att
     assert str(raised.value) == f"{problem} Signature: {schema.text}"
 
 
+def test_an_attribute_names_the_type_of_an_output():
+    schema = OperatorSchema.parse("cast(x: F[...]; dtype: dtype) -> (out: dtype[...])")
+    for given in (DType.BFLOAT16, "bfloat16"):
+        attributes = schema.complete({"dtype": given})
+        assert attributes == {"dtype": DType.BFLOAT16}
+        assert schema.infer([TensorType(DType.FLOAT32, (2, 3))], attributes) == (TensorType(DType.BFLOAT16, (2, 3)),)
+    for wrong in ("int8", DType.INT32, "bf16x", 1):
+        with pytest.raises(OperatorError, match="'dtype' should be of type float32, bfloat16, float16, got"):
+            schema.complete({"dtype": wrong})
+
+
 def test_an_output_without_a_size_is_one_sentence_that_names_the_operator():
     with pytest.raises(OperatorError) as raised:
         SPLIT.infer((f32(3, 10),), {"num_heads": 4})

@@ -1,4 +1,4 @@
-"""Element-wise operators by torch: arithmetic, exp, log, soft caps and activations (SiLU, GELU, gated SiLU)."""
+"""Element-wise operators by torch: arithmetic, exp, log, casts, soft caps and activations (SiLU, GELU, gated SiLU)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ __all__ = ["KERNELS", "gated_silu"]
 
 def _relu(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
     torch.clamp(inputs[0], min=0, out=outputs[0])
+
+
+def _cast(inputs: Tensors, outputs: Tensors, _: Attributes) -> None:
+    outputs[0].copy_(inputs[0])
 
 
 def gated_silu(
@@ -55,6 +59,7 @@ KERNELS = [
         plain_kernel(name, into_output(getattr(torch, name)), additions=frozenset({BROADCASTING}))
         for name in ("add", "sub", "mul", "div")
     ),
+    plain_kernel("cast", _cast),
     plain_kernel("relu", _relu),
     plain_kernel("exp", in_float32(torch.exp)),
     plain_kernel("log", in_float32(torch.log)),

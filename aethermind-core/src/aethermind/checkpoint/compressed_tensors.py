@@ -13,7 +13,9 @@ code stands for 0. X.weight_g_idx [K] is the group of each column, if groups are
 activations and of the KV cache are not used: kernels compute their own.
 
 ModelOpt has FP8 and NVFP4 in layouts like these, by `quant_algo` of its config. torchao has FP8 and integers of 8 bits
-under other names: X._weight_qdata, X._weight_scale and X._weight_zero_point; what it packs for one kernel is refused.
+under other names: X._weight_qdata, X._weight_scale and X._weight_zero_point; for 4 bits see
+`checkpoint.tensor_core_int4`. What it packs for one kernel otherwise is refused. Sparse weights of compressed-tensors
+are made dense first (`checkpoint.sparse_bitmask`).
 
 Source: the formats' own descriptions and their packages.
 """
@@ -40,6 +42,8 @@ from aethermind.checkpoint.quantized_tensors import (
 )
 from aethermind.checkpoint.remapped import AdaptedTensors, TensorSlice
 from aethermind.checkpoint.source import StoredTensors, TensorInfo
+from aethermind.checkpoint.sparse_bitmask import SPARSE_FORMATS, SparseCheckpoint
+from aethermind.checkpoint.tensor_core_int4 import Int4Checkpoint, int4_modules
 from aethermind.errors import CheckpointError, ConfigError, InvalidArgumentError
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat
 
@@ -51,7 +55,7 @@ _WEIGHT = ".weight"
 _PACKED, _SHAPE, _SCALE = ".weight_packed", ".weight_shape", ".weight_scale"
 _ZERO_POINT, _G_IDX = ".weight_zero_point", ".weight_g_idx"
 _SCALE_DTYPES = ("F16", "BF16", "F32")
-_SPARSE = ("sparse-bitmask", "sparse-24-bitmask", "marlin-24")
+_PACKED_SPARSE = "marlin-24"
 _WORD_BITS = 32
 _QDATA = "._weight_qdata"
 _TORCHAO_PARTS = {_QDATA: ".weight", "._weight_scale": ".weight_scale", "._weight_zero_point": ".weight_zero_point"}
@@ -64,11 +68,12 @@ def open_compressed_tensors(stored: StoredTensors, config: Mapping[str, Any], mo
     """Return a view of the checkpoint with quantised matrices; `model_name` is for messages.
 
     Raises:
-        ConfigError: weights are sparse, transformed at run time, or described in an unknown way.
+        ConfigError: weights are packed for one kernel, transformed at run time, or described in an unknown way.
         CheckpointError: there are no quantised matrices, or parts of one are missing or do not fit.
     """
-    _check_config(config, model_name)
-    view = plain = without_activation_scales(stored)
+    is_sparse = _check_config(config, model_name)
+    plain = without_activation_scales(stored)
+    view = SparseCheckpoint(plain, model_name) if is_sparse else plain
     if has_fp8(view):
         view = Fp8Checkpoint(view, read_block_size(config, model_name), model_name)
     if has_fp4(view):
@@ -119,30 +124,35 @@ def open_torchao(stored: StoredTensors, model_name: str) -> StoredTensors:
             "safetensors that torchao 0.14 or later wrote; take quantization_config out of config.json if its weights "
             "are not quantised."
         )
+    of_4_bits = int4_modules(stored)
     for module in modules:
+        if f"{module}{_PRE_SCALE}" in names:
+            raise ConfigError(
+                f"{model_name!r} has {module} with a scale of its activations ({_PRE_SCALE[1:]}, torchao), which is "
+                "not supported. Take the model quantised without it, or unquantised with a format as quantization."
+            )
+        if module in of_4_bits:
+            continue
         data, scales = (stored.info(f"{module}{part}") for part in (_QDATA, "._weight_scale"))
         is_packed = len(data.shape) == 2 == len(scales.shape) and scales.shape[0] not in (1, data.shape[0])
         is_in_blocks = data.dtype_name == "F8_E4M3"
-        if (
-            data.dtype_name not in _TORCHAO_TYPES
-            or (is_packed and not is_in_blocks)
-            or f"{module}{_PRE_SCALE}" in names
-        ):
+        if data.dtype_name not in _TORCHAO_TYPES or (is_packed and not is_in_blocks):
             raise ConfigError(
                 f"{model_name!r} has {module}{_QDATA} of {data.dtype_name} {list(data.shape)} with scales "
                 f"{list(scales.shape)}, which torchao packed for one of its kernels. Take the model quantised to FP8 "
                 "or int8, or unquantised with a format as quantization."
             )
-    part_names = {name: suffix for name in names for suffix in _TORCHAO_PARTS if name.endswith(suffix)}
-    renamed = {
-        name.removesuffix(suffix) + _TORCHAO_PARTS[suffix]: TensorSlice(name) for name, suffix in part_names.items()
-    }
-    others = {name: TensorSlice(name) for name in names if "._weight_" not in name}
-    view: StoredTensors = AdaptedTensors(stored, {**others, **renamed}, only_parts=True)
-    has_int8 = any(stored.info(f"{module}{_QDATA}").dtype_name == "I8" for module in modules)
+    of_module = {name: name.partition("._weight_")[0] for name in names if "._weight_" in name}
+    as_stored = [name for name in names if of_module.get(name) in (None, *of_4_bits)]
+    parts = {name: end for name in names for end in _TORCHAO_PARTS if name.endswith(end) and name not in as_stored}
+    renamed = {name.removesuffix(end) + _TORCHAO_PARTS[end]: TensorSlice(name) for name, end in parts.items()}
+    slices = {**{name: TensorSlice(name) for name in as_stored}, **renamed}
+    view: StoredTensors = AdaptedTensors(stored, slices, only_parts=True)
     if has_fp8(view):
         view = Fp8Checkpoint(view, None, model_name)
-    return IntegerCheckpoint(view, (), model_name) if has_int8 else view
+    if any(_has_int8(view, name) for name in view.names):
+        view = IntegerCheckpoint(view, (), model_name)
+    return Int4Checkpoint(view, of_4_bits, model_name) if of_4_bits else view
 
 
 def _has_int8(stored: StoredTensors, name: str) -> bool:
@@ -150,22 +160,23 @@ def _has_int8(stored: StoredTensors, name: str) -> bool:
     return name.endswith(_WEIGHT) and stored.info(name).dtype_name == "I8"
 
 
-def _check_config(config: Mapping[str, Any], model_name: str) -> None:
-    """ConfigError for sparse weights, and for transforms of activations at run time."""
+def _check_config(config: Mapping[str, Any], model_name: str) -> bool:
+    """Return whether weights are stored sparse; ConfigError for what is not read."""
     sparsity = config.get("sparsity_config")
-    sparsity_format = sparsity.get("format") if isinstance(sparsity, Mapping) else None
-    for format in (config.get("format"), sparsity_format):
-        if format in _SPARSE:
-            raise ConfigError(
-                f"{model_name!r} stores sparse weights ({format!r}, compressed-tensors), which cannot be read. Take "
-                "the model without sparsity, or as .gguf."
-            )
+    of_sparsity = sparsity.get("format") if isinstance(sparsity, Mapping) else None
+    formats = (config.get("format"), of_sparsity)
+    if _PACKED_SPARSE in formats:
+        raise ConfigError(
+            f"{model_name!r} stores sparse weights packed for one kernel ({_PACKED_SPARSE!r}, compressed-tensors), "
+            f"which cannot be read. Take the model in the format {SPARSE_FORMATS[0]}, without sparsity, or as .gguf."
+        )
     transforms = config.get("transform_config")
     if isinstance(transforms, Mapping) and transforms.get("config_groups"):
         raise ConfigError(
             f"{model_name!r} rotates activations while it runs (transform_config, compressed-tensors), which is not "
             "supported. Take the model quantised without transforms, or as .gguf."
         )
+    return any(format in SPARSE_FORMATS for format in formats)
 
 
 def _bit_widths(config: Mapping[str, Any], model_name: str) -> tuple[int, ...]:

@@ -275,7 +275,7 @@ def gguf_name(name: str, names: GgufNames = GgufNames()) -> str | None:
     common, family = (_GLOBAL_MODULES, names.outside) if layer is None else (_LAYER_MODULES, names.modules)
     module, _, kind = rest.rpartition(".")
     candidates = [f"{prefix}{gguf}" for gguf, hf in family.items() if hf == rest]
-    candidates += [f"{prefix}{gguf}.{kind}" for gguf, hf in {**common, **family}.items() if hf == module]
+    candidates += [f"{prefix}{gguf}.{kind}" for gguf, hf in (*family.items(), *common.items()) if hf == module]
     return next((candidate for candidate in candidates if hf_name(candidate, names) == name), None)
 
 

@@ -22,6 +22,8 @@ def open_quantized(stored: StoredTensors, config: Any, model_name: str) -> Store
         ConfigError: the method or one of its settings is not known.
         CheckpointError: the tensors are not those of the method.
     """
+    from aethermind.checkpoint.tensor_core_int4 import MarlinCheckpoint, is_marlin
+
     method = quantization_method(config, model_name)
     packing = str(config.get("packing_format")).lower()
     if method == "auto-round" and any(name in packing for name in _COMPRESSED_TENSORS_PACKINGS):
@@ -55,6 +57,8 @@ def open_quantized(stored: StoredTensors, config: Any, model_name: str) -> Store
             from aethermind.checkpoint.bitsandbytes import BitsAndBytesCheckpoint
 
             return BitsAndBytesCheckpoint(stored, model_name)
+        case "gptq" if is_marlin(config):
+            return MarlinCheckpoint(stored, config, model_name)
         case _:
             from aethermind.checkpoint.gptq_awq import PackedCheckpoint, read_packing
 

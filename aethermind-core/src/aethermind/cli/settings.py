@@ -97,6 +97,8 @@ class DeviceOptions(_EngineOptions):
     dtype: str = _engine_option("dtype")
     quantization: str | None = _engine_option("quantization")
     lm_head_quantization: str | None = _engine_option("lm_head_quantization")
+    lm_head_dtype: str | None = _engine_option("lm_head_dtype")
+    embedding_dtype: str | None = _engine_option("embedding_dtype")
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,12 +70,13 @@ def evaluate(
 
 def rounded_inputs(operator: Operator, sample: Sample, float_type: DType) -> tuple[Array | None, ...]:
     """Return copies of a sample's arrays, rounded to the dtypes of the schema when F is `float_type`."""
-    return tuple(
-        None
-        if array is None
-        else np.array(array, dtype=array.dtype if spec.kind == "q8" else spec.dtype(float_type).numpy, order="C")
-        for spec, array in zip(operator.schema.inputs, sample.inputs, strict=True)
-    )
+    with np.errstate(over="ignore"):  # a value beyond the dtype is infinite
+        return tuple(
+            None
+            if array is None
+            else np.array(array, dtype=array.dtype if spec.kind == "q8" else spec.dtype(float_type).numpy, order="C")
+            for spec, array in zip(operator.schema.inputs, sample.inputs, strict=True)
+        )
 
 
 def reference_kernels(operators: Iterable[Operator], device_type: str) -> list[Kernel]:

@@ -30,6 +30,8 @@ class EngineOptions(TypedDict, total=False):
     quantization: str | None
     lm_head_quantization: str | None
     lm_head: str | None
+    lm_head_dtype: str | None
+    embedding_dtype: str | None
     load_format: str
     weight_cache: float
     tokenizer: str | Path | None
@@ -151,6 +153,18 @@ class EngineConfig:
         check=_name("the name of a weight format"),
         unset="as quantization, but at least int8",
         old_names=("lm_head",),
+    )
+    lm_head_dtype: str | None = setting(
+        None,
+        "Data type in which the output projection (lm_head) is computed, with dense weights.",
+        check=one_of("float32", "bfloat16", "float16"),
+        unset="dtype",
+    )
+    embedding_dtype: str | None = setting(
+        None,
+        "Data type in which embeddings are looked up and scaled, before they are rounded to dtype.",
+        check=one_of("float32", "bfloat16", "float16"),
+        unset="dtype",
     )
     load_format: str = setting(
         "auto",

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from aethermind.errors import InvalidArgumentError
+from aethermind.ops.weight_format import DENSE
 
 if TYPE_CHECKING:
     from aethermind.engine.config import EngineConfig
@@ -31,6 +32,12 @@ def check_combinations(config: EngineConfig) -> None:
         raise InvalidArgumentError(
             f"max_loras is {config.max_loras}, and {num_adapters} adapters are given. Raise max_loras.",
             param="max_loras",
+        )
+    if config.lm_head_dtype is not None and config.lm_head_quantization not in (None, DENSE):
+        raise InvalidArgumentError(
+            f"lm_head_dtype computes the output projection with dense weights, and lm_head_quantization is "
+            f"{config.lm_head_quantization}. Leave one of them out.",
+            param="lm_head_dtype",
         )
     _check_stores(config)
     _check_swap_device(config)

@@ -15,7 +15,19 @@ from aethermind.ops.schema import Attribute, TensorType
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["GraphBuilder", "UniqueNames", "decompose", "make_node"]
+__all__ = ["GraphBuilder", "UniqueNames", "decompose", "in_dtype", "make_node", "stored_name"]
+
+_IN_DTYPE = "@"
+
+
+def in_dtype(name: str, dtype: DType) -> str:
+    """Return the name of a weight's copy in another dtype."""
+    return f"{name}{_IN_DTYPE}{dtype}"
+
+
+def stored_name(parameter: str) -> str:
+    """Return the name in the checkpoint of a parameter, which may be a copy in another dtype."""
+    return parameter.partition(_IN_DTYPE)[0]
 
 
 class GraphBuilder:
@@ -26,10 +38,21 @@ class GraphBuilder:
     graphs are printed and parsed.
     """
 
-    def __init__(self, name: str, operators: OperatorRegistry, dtype: DType = DType.FLOAT32) -> None:
+    def __init__(
+        self,
+        name: str,
+        operators: OperatorRegistry,
+        dtype: DType = DType.FLOAT32,
+        *,
+        embedding_dtype: DType | None = None,
+        lm_head_dtype: DType | None = None,
+    ) -> None:
+        """`dtype` is that of weights and activations; embeddings and the output projection may have others."""
         self.name = name
         self.operators = operators
         self.dtype = dtype
+        self.embedding_dtype = embedding_dtype or dtype
+        self.lm_head_dtype = lm_head_dtype or dtype
         self.constants: dict[str, np.ndarray[Any, Any]] = {}
         self._declared: dict[str, Value] = {}
         self._nodes: list[Node] = []
@@ -46,8 +69,15 @@ class GraphBuilder:
         return self._declare(name, TensorType(dtype, shape), ValueKind.INPUT)
 
     def parameter(self, name: str, shape: Shape, dtype: DType | None = None) -> Value:
-        """Declare a weight by its name in the checkpoint; declaring it twice returns the same value."""
-        wanted = Value(name, TensorType(dtype or self.dtype, shape), ValueKind.PARAMETER)
+        """Declare a weight by its name in the checkpoint; declaring it twice returns the same value.
+
+        A weight that is read in two dtypes is two parameters: the second has the name of `in_dtype`.
+        """
+        type = TensorType(dtype or self.dtype, shape)
+        other = self._declared.get(name)
+        if other is not None and other.type.shape == type.shape and other.type.dtype is not type.dtype:
+            name = in_dtype(name, type.dtype)
+        wanted = Value(name, type, ValueKind.PARAMETER)
         return wanted if self._declared.get(name) == wanted else self._declare(name, wanted.type, wanted.kind)
 
     def constant(self, name: str, array: np.ndarray[Any, Any]) -> Value:

@@ -18,7 +18,7 @@ from enum import Enum
 from aethermind.errors import InvalidArgumentError
 from aethermind.hal.dtype import DType
 from aethermind.ops.dims import Shape, parse_shape
-from aethermind.ops.schema import Attribute, TensorType
+from aethermind.ops.schema import FLOAT_DTYPES, Attribute, TensorType
 
 __all__ = ["Graph", "Node", "Value", "ValueKind", "format_graph", "parse_graph", "without_unused_nodes"]
 
@@ -136,7 +136,9 @@ def _format_node(node: Node) -> str:
 
 
 def _format_attribute(value: Attribute) -> str:
-    return f"[{','.join(map(str, value))}]" if isinstance(value, tuple) else repr(value)
+    if isinstance(value, tuple):
+        return f"[{','.join(map(str, value))}]"
+    return str(value) if isinstance(value, DType) else repr(value)
 
 
 def parse_graph(text: str) -> Graph:
@@ -200,6 +202,8 @@ def _parse_attribute(text: str) -> Attribute:
         return text == "True"
     if text.startswith("["):
         return tuple(int(number) for number in text[1:-1].split(",") if number)
+    if any(text == dtype.label for dtype in FLOAT_DTYPES):
+        return DType.parse(text)
     try:
         return int(text)
     except ValueError:

@@ -104,8 +104,8 @@ class Step:
         return self.names[0]
 
     def attribute_values(self) -> tuple[Attribute, ...]:
-        """Return the attributes in schema order, as the native ABI takes them."""
-        return tuple(self.attributes.values())
+        """Return the attributes in schema order, as the native ABI takes them: a dtype as its number."""
+        return tuple(value.code if isinstance(value, DType) else value for value in self.attributes.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,10 @@ class GgufFamily:
             `{"conv_bias": "shortconv.conv.bias"}`.
         derive: fields that follow from others; it gets those that were found, arrays as NumPy's.
         is_writable: whether `aethermind quantize` writes files of the family from directories: their tensors differ in
-            names and in the order of interleaved rows only.
+            names, in the order of interleaved rows, in what is added to the weights of norms (`norm_weight_offset` of
+            `fields`) and in the stacks of experts only.
+        stored_modules: for those, modules that directories call otherwise than their files are read: `{"ffn_gate_exps":
+            "block_sparse_moe.experts.w1"}`, without the number of the expert.
     """
 
     architecture: str
@@ -55,6 +58,7 @@ class GgufFamily:
     present: Mapping[str, str] = field(default_factory=dict)
     derive: Callable[[Fields], Fields] | None = None
     is_writable: bool = False
+    stored_modules: Mapping[str, str] = field(default_factory=dict)
 
 
 DEEPSEEK_MIXTURE: Mapping[str, str] = {

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from aethermind.plugins.registry import Registry
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["GgufSource", "end_token_ids"]
+__all__ = ["EXPERT_KEYS", "GgufSource", "end_token_ids", "field_keys"]
 
 _T = TypeVar("_T")
 
@@ -68,6 +68,14 @@ _EXPERTS = {
     "norm_topk_prob": "expert_weights_norm",
     "clip_qkv": "attention.clamp_kqv",
 }
+EXPERT_KEYS = {
+    **_EXPERTS,
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}
+"""The keys under the architecture of a mixture's fields; the widths are read from tensors, since not all files have
+them.
+"""
 _EXPERT_WIDTHS = (
     ("moe_intermediate_size", "blk.0.ffn_gate_exps.weight", True),
     ("moe_intermediate_size", "blk.0.ffn_gate.0.weight", False),
@@ -87,6 +95,11 @@ _GENERATION = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
+
+
+def field_keys(family: GgufFamily) -> dict[str, str]:
+    """The keys under the architecture of the fields of config.json that a family's files have."""
+    return {**_FIELDS, **_OPTIONAL_FIELDS, **family.metadata}
 
 
 class GgufSource:
@@ -216,7 +229,7 @@ class GgufSource:
     @property
     def _keys(self) -> dict[str, str]:
         """The keys under the architecture of fields that are read from one."""
-        return {**_FIELDS, **_OPTIONAL_FIELDS, **self._family.metadata}
+        return field_keys(self._family)
 
     def _sizes(self) -> dict[str, Any]:
         """The values of `_keys`, with `head_dim` in every case. Layers that draft tokens (MTP) are not counted."""

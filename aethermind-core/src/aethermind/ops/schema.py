@@ -12,7 +12,8 @@ Tensors are on the left of `;`, attributes on the right.
   (`ops.shape_inference`).
 - Memory: an output written `k_out: F[N, K, P, C] = k_cache` is the memory of that input, changed in place; the output
   `out: F[T] ~ x` may reuse the memory of x.
-- Attributes are `int`, `float`, `bool` or `ints`, a list of integers.
+- Attributes are `int`, `float`, `bool`, `ints`, a list of integers, or `dtype`; an output of the type that an attribute
+  names is written `out: dtype[...]`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from aethermind.errors import OperatorError
@@ -29,13 +31,25 @@ from aethermind.hal.tensor import num_elements
 from aethermind.ops import shape_inference
 from aethermind.ops.dims import Shape, resolve
 
-__all__ = ["Attribute", "AttributeSpec", "CODE_DTYPES", "OpBuilder", "OperatorSchema", "TensorSpec", "TensorType"]
+__all__ = [
+    "Attribute",
+    "AttributeSpec",
+    "CODE_DTYPES",
+    "FLOAT_DTYPES",
+    "OpBuilder",
+    "OperatorSchema",
+    "TensorSpec",
+    "TensorType",
+]
 
 Attribute = Any
-"""An int, float or bool, or a tuple of ints; the schema knows which."""
+"""An int, float or bool, a tuple of ints, or a DType; the schema knows which."""
 
 CODE_DTYPES = (DType.INT8, DType.FLOAT8_E4M3FN)
 """The dtypes of rows that are quantised with one scale each, such as the heads in a quantised KV cache."""
+
+FLOAT_DTYPES = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
+"""The dtypes that F stands for."""
 
 _FIXED_DTYPES = {
     "f32": DType.FLOAT32,
@@ -44,7 +58,7 @@ _FIXED_DTYPES = {
     "i8": DType.INT8,
     "u8": DType.UINT8,
 }
-_ATTRIBUTE_TYPES: dict[str, type[Any]] = {"int": int, "float": float, "bool": bool, "ints": tuple}
+_ATTRIBUTE_TYPES: dict[str, type[Any]] = {"int": int, "float": float, "bool": bool, "ints": tuple, "dtype": DType}
 _ACCEPTED: dict[type[Any], type] = {int: Integral, float: Real}
 """The abstract types whose values are converted to an attribute's type, so that NumPy's numbers are accepted."""
 _SIGNATURE = re.compile(r"^(\w+)\(([^;)]*)(?:;([^)]*))?\)\s*->\s*\((.*)\)$", re.DOTALL)
@@ -82,8 +96,16 @@ class TensorSpec:
     alias: str | None = None
     inplace: str | None = None
 
-    def dtype(self, float_type: DType, code_type: DType = CODE_DTYPES[0]) -> DType:
+    def dtype(
+        self,
+        float_type: DType,
+        code_type: DType = CODE_DTYPES[0],
+        attributes: Mapping[str, Attribute] = MappingProxyType({}),
+    ) -> DType:
         """Return the element type where F is `float_type` and codes are of `code_type`."""
+        if self.kind in attributes:
+            chosen: DType = attributes[self.kind]
+            return chosen
         return code_type if self.kind == "q8" else _FIXED_DTYPES.get(self.kind, float_type)
 
 
@@ -113,11 +135,13 @@ class OperatorSchema:
         match = _SIGNATURE.match(text)
         assert match, f"malformed operator signature: {text}"
         name, inputs, attributes, outputs = match.groups()
+        specs = tuple(_parse_attribute(part) for part in _split(attributes or ""))
+        dtypes = [spec.name for spec in specs if spec.type is DType]
         return cls(
             name,
             tuple(_parse_tensor(part) for part in _split(inputs)),
-            tuple(_parse_attribute(part) for part in _split(attributes or "")),
-            tuple(_parse_tensor(part) for part in _split(outputs)),
+            specs,
+            tuple(_parse_tensor(part, dtypes) for part in _split(outputs)),
             text,
         )
 
@@ -148,10 +172,13 @@ class OperatorSchema:
     def _checked(self, spec: AttributeSpec, value: Attribute) -> Attribute:
         """Return a value converted to its attribute's type; OperatorError if it cannot be.
 
-        An integer is accepted for a float or a list, any sequence of integers for a list.
+        An integer is accepted for a float or a list, any sequence of integers for a list, and a name for a dtype.
         """
         fits, checked = False, value
-        if spec.type is tuple:
+        if spec.type is DType:
+            checked = next((dtype for dtype in FLOAT_DTYPES if value in (dtype, dtype.label)), value)
+            fits = checked in FLOAT_DTYPES
+        elif spec.type is tuple:
             checked = tuple(value) if isinstance(value, Sequence) else (value,)
             fits = all(isinstance(each, Integral) and not isinstance(each, bool) for each in checked)
             checked = tuple(map(int, checked)) if fits else checked
@@ -160,7 +187,8 @@ class OperatorSchema:
         elif isinstance(value, _ACCEPTED[spec.type]):
             fits, checked = True, spec.type(value)
         if not fits:
-            expected = "ints" if spec.type is tuple else spec.type.__name__
+            names = {tuple: "ints", DType: ", ".join(map(str, FLOAT_DTYPES))}
+            expected = names.get(spec.type, spec.type.__name__)
             raise OperatorError(
                 f"Operator {self.name}: attribute {spec.name!r} should be of type {expected}, got {value!r}. "
                 f"Signature: {self.text}"
@@ -205,7 +233,9 @@ class OperatorSchema:
             shapes = [shape_inference.evaluate(spec.pattern, binding) for spec in self.outputs]
         except OperatorError as error:
             raise OperatorError(f"Operator {self.name}: {error} Signature: {self.text}") from None
-        return tuple(TensorType(spec.dtype(*dtypes), shape) for spec, shape in zip(self.outputs, shapes, strict=True))
+        return tuple(
+            TensorType(spec.dtype(*dtypes, attributes), shape) for spec, shape in zip(self.outputs, shapes, strict=True)
+        )
 
     @staticmethod
     def _expected_dtype(spec: TensorSpec, float_type: DType | None, code_type: DType | None) -> DType | str:
@@ -237,11 +267,13 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in re.split(r",(?![^\[]*\])", text) if part.strip()]
 
 
-def _parse_tensor(text: str) -> TensorSpec:
-    match = _TENSOR.match(text)
-    assert match, f"malformed tensor in an operator signature: {text}"
-    name, kind, pattern, optional, relation, other = match.groups()
-    assert kind in "FW" or kind == "q8" or kind in _FIXED_DTYPES, f"unknown tensor kind {kind!r} in: {text}"
+def _parse_tensor(text: str, dtypes: Sequence[str] = ()) -> TensorSpec:
+    found = _TENSOR.match(text)
+    assert found, f"malformed tensor in an operator signature: {text}"
+    name, kind, pattern, optional, relation, other = found.groups()
+    assert kind in "FW" or kind == "q8" or kind in _FIXED_DTYPES or kind in dtypes, (
+        f"unknown tensor kind {kind!r} in: {text}"
+    )
     return TensorSpec(
         name,
         kind,

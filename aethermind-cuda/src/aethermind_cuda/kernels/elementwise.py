@@ -75,6 +75,14 @@ def _broadcast(entry: str) -> Callable[[Call], Iterator[Launch]]:
     return launches
 
 
+def _cast(call: Call) -> Iterator[Launch]:
+    (out,), (x,) = call.outputs, call.inputs
+    assert x is not None
+    blocks = min(_MAX_BLOCKS, div_up(out.size, _ELEMENTS_PER_BLOCK))
+    kernel = f"elementwise_cast_{x.dtype}_to_{out.dtype}"
+    yield Launch("elementwise", kernel, (blocks, 1, 1), (_THREADS, 1, 1), (out, x, Int64(out.size)))
+
+
 def _gelu(call: Call) -> Iterator[Launch]:
     yield elementwise("gelu_tanh" if call.attributes["approximate"] else "gelu", *call.outputs, *call.inputs)
 
@@ -85,6 +93,7 @@ _BINARY = ("add", "div", "mul", "sub")
 KERNELS = (
     *(cuda_kernel(name, _launches(name)) for name in _SAME_NAMED),
     *(cuda_kernel(name, _broadcast(name), additions=frozenset({BROADCASTING})) for name in _BINARY),
+    cuda_kernel("cast", _cast),
     cuda_kernel("gelu", _gelu),
     cuda_kernel("scale", _launches("scale", "factor")),
     cuda_kernel("clamp", _launches("clamp", "limit")),

@@ -53,6 +53,10 @@ def log(inputs: Inputs, outputs: Inputs, _: Attributes) -> None:
     put(outputs[0], torch.log(wide(inputs[0])))
 
 
+def cast(inputs: Inputs, outputs: Inputs, _: Attributes) -> None:
+    put(outputs[0], wide(inputs[0]))
+
+
 def relu(inputs: Inputs, outputs: Inputs, _: Attributes) -> None:
     put(outputs[0], wide(inputs[0]).clamp(min=0))
 
@@ -313,6 +317,7 @@ _INVARIANT = {
     "div": div,
     "exp": exp,
     "log": log,
+    "cast": cast,
     "relu": relu,
     "gelu": gelu,
     "embedding": embedding,

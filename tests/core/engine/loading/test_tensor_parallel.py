@@ -219,7 +219,13 @@ def test_a_rank_has_the_key_heads_of_its_query_heads() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"kv_cache_dtype": "fp8"}, {"quantization": "int8"}, {"quantization": "int4", "lm_head_quantization": "dense"}],
+    [
+        {"kv_cache_dtype": "fp8"},
+        {"quantization": "int8"},
+        {"quantization": "int4", "lm_head_quantization": "dense"},
+        {"lm_head_dtype": "bfloat16"},
+        {"embedding_dtype": "bfloat16", "lm_head_dtype": "float16"},
+    ],
     ids=lambda options: "-".join(options.values()),
 )
 def test_quantised_caches_and_weights(write: Callable[..., Path], options: dict[str, str]) -> None:

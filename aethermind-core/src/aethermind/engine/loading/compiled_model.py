@@ -58,6 +58,7 @@ class CompiledModel:
         shared_parameters: parameters of an MTP module for which it uses the constants of its model.
         parallel: the tensor-parallel rank for which it is compiled; graphs and `parameter_types` are those of the rank.
         adapters: the LoRA adapters that requests can name; their parameters are not among `parameter_types`.
+        embedding_dtype, lm_head_dtype: in which embeddings are looked up and logits computed; None for `dtype`.
         is_headless: whether the checkpoint has no output matrix, so that the graphs' logits are meaningless.
         is_encoder: whether the model computes embeddings of texts and generates nothing.
     """
@@ -85,6 +86,8 @@ class CompiledModel:
     shared_parameters: frozenset[str] = frozenset()
     parallel: TensorParallel | None = None
     adapters: Adapters | None = None
+    embedding_dtype: DType | None = None
+    lm_head_dtype: DType | None = None
     is_headless: bool = False
     is_encoder: bool = field(init=False)
 
@@ -129,6 +132,8 @@ class CompiledModel:
             self.max_model_len,
             self.dtype,
             self.outputs_hidden_states,
+            self.embedding_dtype,
+            self.lm_head_dtype,
         )
 
     def with_end_tokens_of(self, tokenizer: Tokenizer) -> CompiledModel:

@@ -18,6 +18,7 @@ from aethermind.engine.loading.model_weights import is_base_model, remapped_chec
 from aethermind.engine.loading.tensor_parallel import TensorParallel, num_threads_of
 from aethermind.engine.loading.weight_formats import WeightFormats, formats_on_device
 from aethermind.errors import ConfigError, InvalidArgumentError
+from aethermind.graph.builder import stored_name
 from aethermind.graph.tensor_parallel import Share, with_collectives
 from aethermind.hal.dtype import DType
 from aethermind.log import get_logger
@@ -68,7 +69,7 @@ def compile_model(
     decoder = network.config
     if isinstance(network, TextEncoder):
         config = for_whole_texts(config, decoder)
-    formats = WeightFormats.choose(runtime.weight_formats, config.quantization, config.lm_head_quantization)
+    formats = WeightFormats.of(config, runtime.weight_formats)
     opened, operators, parallel = _open_for_rank(runtime, config, opened, rank)
     if config.prefill_stream:
         _check_has_streams(opened)
@@ -81,7 +82,18 @@ def compile_model(
     if isinstance(network, TextEncoder):
         symbols["R"] = symbols["T"]
     has_mtp = config.speculative_method == _MTP_METHOD
-    graphs = StepGraphs(network, operators, kv.spec, kv.num_blocks, kv.max_model_len, dtype, has_mtp)
+    embedding_dtype, lm_head_dtype = (_dtype_of(name, config, opened, network) for name in _OTHER_DTYPES)
+    graphs = StepGraphs(
+        network,
+        operators,
+        kv.spec,
+        kv.num_blocks,
+        kv.max_model_len,
+        dtype,
+        has_mtp,
+        embedding_dtype,
+        lm_head_dtype,
+    )
     network, builder, is_headless = _build_graph(architecture, raw, source, config, graphs)
     graph = builder.finish()
     if config.context_shift:
@@ -122,6 +134,8 @@ def compile_model(
         parallel=parallel,
         adapters=adapters,
         is_headless=is_headless,
+        embedding_dtype=embedding_dtype,
+        lm_head_dtype=lm_head_dtype,
     )
     compiled = replace(compiled, draft=_compile_draft(runtime, compiled, num_draft_blocks))
     is_runnable = opened.backend.capabilities.is_host_accessible or not compiled.step.fallbacks
@@ -305,6 +319,22 @@ def _choose_dtype(text: str, of_checkpoint: DType, supported: tuple[DType, ...],
     return dtype
 
 
+_OTHER_DTYPES = ("embedding_dtype", "lm_head_dtype")
+
+
+def _dtype_of(option: str, config: EngineConfig, opened: OpenDevice, network: CausalLM | TextEncoder) -> DType | None:
+    """The dtype of embeddings or of the output projection; None for the model's.
+
+    InvalidArgumentError for one that the device does not compute, and for an encoder.
+    """
+    text: str | None = getattr(config, option)
+    if text is None:
+        return None
+    if isinstance(network, TextEncoder):
+        raise InvalidArgumentError(f"An encoder has no {option}. Leave it out.", param=option)
+    return _choose_dtype(text, DType.FLOAT32, opened.backend.capabilities.dtypes, opened.backend.name)
+
+
 def _eos_token_ids(decoder: DecoderConfig, generation: Mapping[str, Any]) -> frozenset[int]:
     """Return the ids that end an output, from both configuration files, without ids that the model cannot produce.
 
@@ -335,16 +365,26 @@ def _compile_mtp(runtime: Runtime, compiled: CompiledModel, num_blocks: int) -> 
     opened, operators, plan = compiled.open_device, compiled.operators, compiled.step.plan
     kv = plan_kv(config, compiled.dtype, module, opened)
     graphs = StepGraphs(
-        module, operators, kv.spec, kv.num_blocks, kv.max_model_len, compiled.dtype, outputs_hidden_states=True
+        module,
+        operators,
+        kv.spec,
+        kv.num_blocks,
+        kv.max_model_len,
+        compiled.dtype,
+        outputs_hidden_states=True,
+        embedding_dtype=compiled.embedding_dtype,
+        lm_head_dtype=compiled.lm_head_dtype,
     )
     builder = graphs.build()
     graph = builder.finish()
     is_dummy = config.load_format == "dummy"
     stored = {} if is_dummy else formats_on_device(stored_formats(compiled.source, module), opened.dispatcher)
-    formats = WeightFormats.choose(runtime.weight_formats, config.quantization, config.lm_head_quantization)
+    formats = WeightFormats.of(config, runtime.weight_formats)
     weight_formats = formats.of_parameters(graph, operators, stored)
     row_formats = formats.of_rows(weight_formats, stored)
-    shared = frozenset(SHARED_WITH_MTP) if compiled.parallel is None else frozenset[str]()
+    shared = frozenset[str]()
+    if compiled.parallel is None:
+        shared = frozenset(value.name for value in graph.parameters if stored_name(value.name) in SHARED_WITH_MTP)
     packed = {
         constant.parameter: constant.pack
         for constant in plan.constants.values()

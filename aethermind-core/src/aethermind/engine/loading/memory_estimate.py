@@ -18,6 +18,7 @@ from aethermind.engine.loading.kv_plan import KVPlan, plan_one_sequence
 from aethermind.engine.loading.model_graph import max_symbols
 from aethermind.engine.loading.model_weights import stored_tensors
 from aethermind.errors import AetherMindError, CheckpointError
+from aethermind.graph.builder import stored_name
 from aethermind.graph.constants import constant_sizes
 from aethermind.graph.memory_plan import plan_memory
 from aethermind.hal.host_memory import resident_bytes
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from aethermind.checkpoint.source import TensorInfo
     from aethermind.engine.loading.compiled_model import CompiledModel
     from aethermind.graph.plan import Constant
+    from aethermind.ops.schema import TensorType
 
 __all__ = ["MemoryEstimate", "MemoryPlanner", "memory_limit"]
 
@@ -199,13 +201,13 @@ class MemoryPlanner:
             constant = plan.constants[key]
             if constant.parameter in compiled.shared_parameters:
                 continue
-            type, info = types[constant.parameter], infos.get(constant.parameter)
+            type, info = types[constant.parameter], infos.get(stored_name(constant.parameter))
             is_same = info is None or (info.weight_format is None and info.dtype == type.dtype.numpy)
             if constant.pack is None and constant.weight_format is None and is_same and self._is_host:
                 mapped += nbytes
             else:
                 allocated += nbytes
-                packing = max(packing, self._packing(constant, prod(resolve(type.shape, {})), info, is_same=is_same))
+                packing = max(packing, self._packing(constant, type, info, is_same=is_same))
         if not is_dummy:
             return _WeightBytes(allocated, mapped, packing)
         buffer = self._dummy_bytes()  # it is not freed before the model
@@ -219,14 +221,14 @@ class MemoryPlanner:
             return {}
         return {name: stored.info(name) for name in stored.names}
 
-    def _packing(self, constant: Constant, count: int, info: TensorInfo | None, *, is_same: bool) -> int:
+    def _packing(self, constant: Constant, type: TensorType, info: TensorInfo | None, *, is_same: bool) -> int:
         """Return the bytes besides the weight itself while it is packed or copied.
 
         `is_same` says whether it is stored in the dtype of the parameter. Pages of the mapped file do not count: the
         system drops them if memory is short.
         """
         stored = None if info is None else info.weight_format
-        itemsize = self._compiled.dtype.itemsize
+        count, itemsize = prod(resolve(type.shape, {})), type.dtype.itemsize
         if stored is not None:
             return int((_BYTES_PER_DECODED_VALUE + (0 if constant.weight_format == stored else 4)) * count)
         if not self._is_host:
@@ -234,7 +236,7 @@ class MemoryPlanner:
         if constant.pack is None:  # a copy in another dtype is the weight itself
             return 0
         is_as_stored = is_same or constant.weight_format is not None
-        is_rearranged = info is not None and constant.parameter not in self._stored_names
+        is_rearranged = info is not None and stored_name(constant.parameter) not in self._stored_names
         return 0 if is_as_stored and not is_rearranged else count * itemsize
 
     @cached_property

@@ -95,11 +95,15 @@ class StepGraphs:
     dtype: DType
     outputs_hidden_states: bool = False
     """Whether graphs of steps have the output `hidden_states`, which an MTP module reads or returns."""
+    embedding_dtype: DType | None = None
+    lm_head_dtype: DType | None = None
+    """The dtypes in which embeddings are looked up and logits computed; None for `dtype`."""
 
     def build(self, key: GraphKey = GraphKey()) -> GraphBuilder:  # noqa: B008 - a constant
         """Write the graph of a key; ConfigError if the model does not support it."""
         prefix = "".join(name for name, is_set in (("adjusted_", key.is_adjusted), ("masked_", key.has_mask)) if is_set)
-        builder = GraphBuilder(prefix + key.kind.value, self.operators, self.dtype)
+        dtypes = {"embedding_dtype": self.embedding_dtype, "lm_head_dtype": self.lm_head_dtype}
+        builder = GraphBuilder(prefix + key.kind.value, self.operators, self.dtype, **dtypes)
         if isinstance(self.model, TextEncoder):
             self._write_encoder(builder, self.model)
             return builder

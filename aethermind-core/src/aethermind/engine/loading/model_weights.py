@@ -11,6 +11,7 @@ from aethermind.engine.loading.compiled_model import CompiledModel
 from aethermind.engine.loading.tensor_parallel import PartialTensors
 from aethermind.engine.weight_cache import WeightCache
 from aethermind.errors import CheckpointError
+from aethermind.graph.builder import stored_name
 from aethermind.graph.constants import ConstantStore, has_codes_of
 from aethermind.hal.dtype import DType
 from aethermind.hal.mapped import drop_mapped_pages
@@ -53,7 +54,8 @@ def _whole_types(compiled: CompiledModel) -> dict[str, TensorType]:
     types = {name: type for name, type in compiled.parameter_types.items() if name not in parts}
     undivided = {part.parameter: part.whole for part in parts.values()}
     undivided |= {} if compiled.parallel is None else compiled.parallel.of_rank_0
-    return types | {name: type for name, type in undivided.items() if name not in adapter_parameters}
+    types |= {name: type for name, type in undivided.items() if name not in adapter_parameters}
+    return {name: type for name, type in types.items() if stored_name(name) == name}
 
 
 class _Parameters:
@@ -74,11 +76,13 @@ class _Parameters:
         """
         if name in self._computed:
             return self._computed[name]
+        dtype = self._types[name].dtype
         whole = self._parts[name].parameter if name in self._parts else name
-        stored = self._stored.info(whole).weight_format
+        stored = self._stored.info(stored_name(whole)).weight_format
+        name = name if name in self._parts else stored_name(name)
         if format is not None and stored is not None and has_codes_of(stored, format):
             return self._stored.array(name)
-        return self._values(self._types[name].dtype if format is None else DType.FLOAT32).array(name)
+        return self._values(dtype if format is None else DType.FLOAT32).array(name)
 
     def _values(self, dtype: DType) -> TensorSource:
         """The checkpoint with the values of quantised tensors in `dtype`."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from aethermind import env
 from aethermind.errors import InvalidArgumentError
+from aethermind.graph.builder import stored_name
 from aethermind.graph.ir import Graph
 from aethermind.graph.tensor_parallel import (
     CollectiveKernels,
@@ -114,7 +115,9 @@ class PartialTensors:
     def array(self, name: str) -> Any:
         """Return the values of a tensor or a part. InvalidArgumentError if a part ends within a quantisation block."""
         part = self._parts.get(name)
-        return self._source.array(name) if part is None else _slice_weight(self._source.array(part.parameter), part)
+        if part is None:
+            return self._source.array(name)
+        return _slice_weight(self._source.array(stored_name(part.parameter)), part)
 
 
 def num_threads_of(num_threads: int | None, num_ranks: int) -> int | None:

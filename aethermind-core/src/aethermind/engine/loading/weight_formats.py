@@ -8,11 +8,13 @@ from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from aethermind.graph.builder import stored_name
 from aethermind.graph.ir import Graph, ValueKind
 from aethermind.log import get_logger
 from aethermind.ops.dims import resolve
 from aethermind.ops.operator import OperatorRegistry
 from aethermind.ops.weight_format import (
+    DENSE,
     FP8,
     WeightFormat,
     WeightFormatRegistry,
@@ -23,6 +25,7 @@ from aethermind.ops.weight_format import (
 
 if TYPE_CHECKING:
     from aethermind.dispatch.dispatcher import Dispatcher
+    from aethermind.engine.config import EngineConfig
     from aethermind.engine.loading.compiled_model import CompiledModel
 
 __all__ = ["FormatUsage", "WeightFormats", "format_uses", "formats_on_device"]
@@ -47,6 +50,12 @@ class WeightFormats:
     lm_head: WeightFormat | None
     keeps_weights: bool = False
     keeps_lm_head: bool = False
+
+    @classmethod
+    def of(cls, config: EngineConfig, registry: WeightFormatRegistry) -> WeightFormats:
+        """The formats of a configuration; the output projection is dense if it has a dtype of its own."""
+        lm_head = config.lm_head_quantization if config.lm_head_dtype is None else DENSE
+        return cls.choose(registry, config.quantization, lm_head)
 
     @classmethod
     def choose(cls, registry: WeightFormatRegistry, quantization: str | None, lm_head: str | None) -> WeightFormats:
@@ -81,7 +90,7 @@ class WeightFormats:
             for spec, value in zip(operator.schema.inputs, node.inputs, strict=True):
                 if value is None or value.kind is not ValueKind.PARAMETER or spec.name not in operator.weight_inputs:
                     continue
-                format = stored.get(value.name, wanted) if is_kept else wanted
+                format = stored.get(stored_name(value.name), wanted) if is_kept else wanted
                 if is_head:
                     heads[value.name] = format
                 elif format is not None and len(value.type.shape) == 2:

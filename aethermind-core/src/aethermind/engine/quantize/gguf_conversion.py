@@ -1,17 +1,17 @@
 """Plans the GGUF file of a model. For a Hugging Face directory, a package's `GgufFamily` maps names and metadata.
 
-The metadata are checked before weights are written: a reader has to find the configuration of the directory in them,
-and a tokenizer that splits texts as the directory's does.
+What is written is read again before any values are: the graph of the file's model has to be that of the directory's,
+and the tokenizer has to split texts as that of the directory does.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,36 +20,36 @@ from aethermind.checkpoint.gguf_tensors import ROPE_FACTORS, GgufNames, gguf_nam
 from aethermind.checkpoint.quantized_tensors import dequantized
 from aethermind.checkpoint.remapped import pair_order
 from aethermind.engine.quantize.gguf_model import GgufModel, GgufTensor, MetadataEntry, requantised_file
+from aethermind.engine.quantize.gguf_vocabulary import vocabulary_metadata
 from aethermind.engine.quantize.matrices import dense_values, find_matrices
-from aethermind.errors import ConfigError, InvalidArgumentError, TokenizerError
+from aethermind.errors import InvalidArgumentError
 from aethermind.first_party import pip_install_command
-from aethermind.model.gguf_source import GgufSource
+from aethermind.graph.ir import ValueKind
+from aethermind.model.gguf_source import EXPERT_KEYS, GgufSource, field_keys
 from aethermind.model.rope import RopeConfig, inverse_frequencies
-from aethermind.text.chat_templates import DEFAULT_TEMPLATE
-from aethermind.text.gguf_tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINED, gguf_tokenizer
 
 if TYPE_CHECKING:
     from aethermind.checkpoint.source import StoredTensors
     from aethermind.engine.loading.compiled_model import CompiledModel
+    from aethermind.engine.loading.model_graph import StepGraphs
     from aethermind.engine.quantize.gguf_model import GgufFormat
-    from aethermind.model.config import DecoderConfig
+    from aethermind.graph.ir import Node
     from aethermind.model.gguf_family import GgufFamily
     from aethermind.plugins.registry import Registry
     from aethermind.runtime import Runtime
-    from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["plan_gguf"]
 
 Array = npt.NDArray[Any]
 
-_TEXTS = (
-    "Hello, World! It's 2024 -- they'll   have\tpaid 1,234,567.89 EUR.\n\n  Indented\r\nlines…",
-    "naïve café façade: Ελληνικά, русский, 日本語のテキスト, 한국어, العربية, हिन्दी 🙂👩‍👩‍👧",
-    "def area(radius):\n    return 3.14159 * radius ** 2  # CamelCase snake_case HTTPServer\n",
-    "x=1;y=22;z=333;w=4444 ___ --- ''' \"\"\" <|no token|> [[]] {{}} e\u0301 ﬁ ½",
-)
-"""Texts that known pre-tokenizers split differently."""
-_ROLES = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "unknown": "unk_token"}
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+_GATE = "ffn_gate_inp_shexp.weight"
+"""A matrix of one row, which is a vector in files."""
+_NORM = "norm"
+_NORM_OFFSET, _OFFSET = "norm_weight_offset", "weight_offset"
+"""The field of a configuration and the attribute of operators."""
+_WINDOWED = "sliding_attention"
+_LAYER_TYPES = {_WINDOWED, "full_attention"}
 
 
 def plan_gguf(compiled: CompiledModel, runtime: Runtime, format: GgufFormat) -> GgufModel:
@@ -71,57 +71,33 @@ def plan_gguf(compiled: CompiledModel, runtime: Runtime, format: GgufFormat) -> 
 def _convert_directory(compiled: CompiledModel, runtime: Runtime, format: GgufFormat) -> GgufModel:
     """Plan the file of a model directory; InvalidArgumentError says why there can be none."""
     name, family = _family_of(compiled, runtime.gguf_families)
-    stored, tokenizer = compiled.source.weights(), compiled.source.tokenizer()
     config = compiled.model.config
-    matrices = find_matrices(compiled, stored)
-    names = GgufNames(family.modules, family.outside, family.layers)
-    tensors = []
-    for own_name in stored.names:
-        if own_name.endswith(".rotary_emb.inv_freq") or (own_name == "lm_head.weight" and config.tie_word_embeddings):
-            continue
-        gguf_own = gguf_name(own_name, names)
-        if gguf_own is None:
-            raise InvalidArgumentError(f"{own_name} has no name in GGUF: this model cannot be written as .gguf.")
-        shape = stored.info(own_name).shape
-        is_table = own_name in matrices.tables
-        is_output = own_name in matrices.heads or (is_table and not matrices.heads)
-        parameter = {**matrices.linear, **matrices.heads}.get(own_name, own_name if is_table else None)
-        type_name = "F32"
-        if parameter is not None:
-            type_name = format.type_of(gguf_own, shape[-1], config.num_hidden_layers, is_output=is_output)
-        order = _row_order(gguf_own, family, shape[0], config.head_dim)
-        tensors.append(GgufTensor(gguf_own, shape, type_name, partial(_values, stored, own_name, order), parameter))
+    tensors = list(_tensors(compiled, family, format))
     if config.rope.kind == "llama3":
         factors = _rope_factors(config.rope)
         tensors.insert(0, GgufTensor(ROPE_FACTORS, factors.shape, "F32", lambda: factors))
-    metadata = [*_configuration(name, family, compiled), *_tokenizer(tokenizer, family, config.vocab_size)]
+    tokenizer = compiled.source.tokenizer()
+    metadata = [*_configuration(name, family, compiled), *vocabulary_metadata(tokenizer, family, config.vocab_size)]
 
     def check(path: Path) -> None:
         raw = GgufSource(path, runtime.gguf_families).config()
-        _check_configuration(config, runtime.architectures.create_model(compiled.architecture, raw).config)
+        found = runtime.architectures.create_model(runtime.architectures.resolve_name(raw, path), raw)
+        graphs = replace(compiled.graphs, model=found)
+        settings = [(one.sliding_windows, one.max_position_embeddings) for one in (config, found.config)]
+        if settings[0] != settings[1] or not _are_alike(compiled.graphs, graphs, _norm_offset(family)):
+            raise InvalidArgumentError(
+                "The configuration of this model has settings that a GGUF file would not have, such as windows or "
+                "scaled positions. Choose a format of compressed-tensors."
+            )
 
     return GgufModel(name, metadata, tensors, format, check, num_settings=int(config.rope.kind == "llama3"))
 
 
-def _check_configuration(expected: DecoderConfig, found: DecoderConfig) -> None:
-    """InvalidArgumentError if the configuration that a file is read with is not that of the directory."""
-    left, right = (
-        replace(one, dtype=expected.dtype, eos_token_ids=(), rope=expected.rope) for one in (expected, found)
-    )
-    ropes = [inverse_frequencies(one.rope, expected.max_position_embeddings) for one in (expected, found)]
-    is_same_rope = np.allclose(ropes[0][0], ropes[1][0], rtol=1e-5) and np.isclose(ropes[0][1], ropes[1][1], rtol=1e-5)
-    eps = np.float32(left.rms_norm_eps) == np.float32(right.rms_norm_eps)
-    if replace(left, rms_norm_eps=0.0) != replace(right, rms_norm_eps=0.0) or not is_same_rope or not eps:
-        raise InvalidArgumentError(
-            "The configuration of this model has settings that a GGUF file would not have, such as windows or "
-            "scaled positions. Choose a format of compressed-tensors."
-        )
-
-
 def _family_of(compiled: CompiledModel, families: Registry[GgufFamily]) -> tuple[str, GgufFamily]:
-    """Return the GGUF name of a model's architecture, and its family; InvalidArgumentError if it cannot be written."""
-    found = ((name, families.get(name)) for name in families.names())
-    writable = {family.architecture: (name, family) for name, family in found if family.is_writable}
+    """The name and the family of a model's files; InvalidArgumentError if files cannot be written for it."""
+    found = [(name, family) for name in families.names() if (family := families.get(name)).is_writable]
+    writable = {family.architecture: (name, family) for name, family in found}
+    writable |= {family.mixture: (name, family) for name, family in found if family.mixture is not None}
     if compiled.architecture not in writable:
         raise InvalidArgumentError(
             f"Directories of {compiled.architecture} are not written as GGUF; those of {', '.join(sorted(writable))} "
@@ -130,9 +106,84 @@ def _family_of(compiled: CompiledModel, families: Registry[GgufFamily]) -> tuple
     return writable[compiled.architecture]
 
 
-def _values(stored: StoredTensors, name: str, order: tuple[int, ...] | None) -> Any:
-    values = dense_values(dequantized(stored, np.float32).array(name))
-    return values if order is None else values[np.asarray(order, np.int64)]
+def _tensors(compiled: CompiledModel, family: GgufFamily, format: GgufFormat) -> Iterator[GgufTensor]:
+    """The tensors of a model, those of a layer's experts as one; InvalidArgumentError where GGUF has no name."""
+    stored, config = compiled.source.weights(), compiled.model.config
+    matrices = find_matrices(compiled, stored)
+    names = GgufNames({**family.modules, **family.stored_modules}, family.outside, family.layers)
+    parts: dict[str, dict[int, str]] = {}
+    for own_name in stored.names:
+        if own_name.endswith(".rotary_emb.inv_freq") or (own_name == "lm_head.weight" and config.tie_word_embeddings):
+            continue
+        expert = _EXPERT.search(own_name)
+        gguf_own = gguf_name(own_name if expert is None else own_name.replace(expert[0], ".experts."), names)
+        if gguf_own is None:
+            raise InvalidArgumentError(f"{own_name} has no name in GGUF: this model cannot be written as .gguf.")
+        parts.setdefault(gguf_own, {})[-1 if expert is None else int(expert[1])] = own_name
+    for gguf_own, by_expert in parts.items():
+        own_names = [by_expert[expert] for expert in sorted(by_expert)]
+        first, shape = own_names[0], stored.info(own_names[0]).shape
+        is_table = first in matrices.tables
+        is_output = first in matrices.heads or (is_table and not matrices.heads)
+        parameter = {**matrices.linear, **matrices.heads}.get(first, first if is_table else None)
+        type_name = "F32"
+        if parameter is not None:
+            type_name = format.type_of(gguf_own, shape[-1], config.num_hidden_layers, is_output=is_output)
+        change = _Change(
+            _row_order(gguf_own, family, shape[0], config.head_dim),
+            _norm_offset(family) if _NORM in gguf_own and gguf_own.endswith(".weight") else 0.0,
+        )
+        shape = (len(own_names), *shape) if -1 not in by_expert else shape[1:] if gguf_own.endswith(_GATE) else shape
+        yield GgufTensor(gguf_own, shape, type_name, partial(_values, stored, own_names, change), parameter)
+
+
+class _Change(NamedTuple):
+    """What the converter changes of a tensor: the order of its rows, and a number that is added to its values."""
+
+    order: tuple[int, ...] | None
+    offset: float
+
+
+def _values(stored: StoredTensors, names: Sequence[str], change: _Change) -> Any:
+    view = dequantized(stored, np.float32)
+    found = [dense_values(view.array(name)) for name in names]
+    values = found[0] if len(found) == 1 else np.concatenate(found)
+    values = values if change.order is None else values[np.asarray(change.order, np.int64)]
+    return values if not change.offset else values.astype(np.float32) + np.float32(change.offset)
+
+
+def _norm_offset(family: GgufFamily) -> float:
+    """The number that the converter adds to weights of norms, of which a family's files therefore say that none is."""
+    return 1.0 - float(family.fields.get(_NORM_OFFSET, 1.0))
+
+
+def _are_alike(own: StepGraphs, other: StepGraphs, norm_offset: float) -> bool:
+    """Whether two models have one graph, up to what is added to the weights of norms in `other`'s checkpoint."""
+    builders = own.build(), other.build()
+    left, right = (builder.finish() for builder in builders)
+    constants = [builder.constants for builder in builders]
+    if left.parameters != right.parameters or len(left.nodes) != len(right.nodes):
+        return False
+    if not all(np.allclose(values, constants[1][name], rtol=1e-5) for name, values in constants[0].items()):
+        return False
+    return all(
+        (one.operator, one.inputs, one.outputs) == (two.operator, two.inputs, two.outputs)
+        and all(
+            _is_same_number(value, two.attributes[name] + (norm_offset if name == _OFFSET and _has_norm(one) else 0))
+            for name, value in one.attributes.items()
+        )
+        for one, two in zip(left.nodes, right.nodes, strict=True)
+    )
+
+
+def _has_norm(node: Node) -> bool:
+    """Whether an operator reads the weight of a norm."""
+    return any(value is not None and value.kind is ValueKind.PARAMETER and _NORM in value.name for value in node.inputs)
+
+
+def _is_same_number(one: Any, other: Any) -> bool:
+    """Whether attributes are equal; files hold float32 numbers."""
+    return one == other or (isinstance(one, float) and bool(np.isclose(one, other, rtol=1e-6, atol=0)))
 
 
 def _row_order(name: str, family: GgufFamily, num_rows: int, head_dim: int) -> tuple[int, ...] | None:
@@ -152,94 +203,45 @@ def _rope_factors(rope: RopeConfig) -> Array:
 
 
 def _configuration(name: str, family: GgufFamily, compiled: CompiledModel) -> Iterator[MetadataEntry]:
-    """Yield the metadata of the configuration. `_check_configuration` checks what is read from them."""
+    """The keys under the architecture, by the table with which they are read; what is read from them is checked."""
     from gguf import GGUFValueType as Type
 
-    config, raw = compiled.model.config, compiled.source.config()
-    numbers: dict[str, int | float] = {
-        "vocab_size": config.vocab_size,
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
-        "block_count": config.num_hidden_layers,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "rope.dimension_count": config.rope.head_dim,
-        "rope.freq_base": float(config.rope.theta),
-    }
-    for field, key in family.metadata.items():
-        if isinstance(raw.get(field), int | float):
-            numbers[key] = raw[field]
+    config, fields = compiled.model.config, _fields(compiled)
+    values = {key: fields.get(field) for field, key in field_keys(family).items()}
+    values |= {"vocab_size": config.vocab_size, "attention.value_length": config.head_dim}
+    if num_experts := fields.get("num_experts") or fields.get("num_local_experts"):
+        values |= {"expert_count": num_experts, **{key: fields.get(field) for field, key in EXPERT_KEYS.items()}}
     rope = config.rope
     if rope.kind in ("linear", "yarn"):
-        yield MetadataEntry(f"{name}.rope.scaling.type", rope.kind, Type.STRING)
-        numbers["rope.scaling.factor"] = float(rope.factor)
+        values |= {"rope.scaling.type": rope.kind, "rope.scaling.factor": float(rope.factor)}
         if rope.kind == "yarn":
-            numbers["rope.scaling.original_context_length"] = rope.original_max_position_embeddings
+            values["rope.scaling.original_context_length"] = rope.original_max_position_embeddings
     elif rope.kind not in ("default", "llama3"):
         raise InvalidArgumentError(f"Rotary scaling of the kind {rope.kind} is not written as GGUF.")
     yield MetadataEntry("general.name", compiled.source.path.resolve().name, Type.STRING)
-    for key, value in numbers.items():
-        yield MetadataEntry(f"{name}.{key}", value, Type.FLOAT32 if isinstance(value, float) else Type.UINT32)
+    types = {bool: Type.BOOL, int: Type.UINT32, float: Type.FLOAT32, str: Type.STRING}
+    for key, value in values.items():
+        if type(value) in types:
+            yield MetadataEntry(f"{name}.{key}", value, types[type(value)])
+        elif isinstance(value, list) and set(value) <= _LAYER_TYPES:
+            yield MetadataEntry(f"{name}.{key}", [kind == _WINDOWED for kind in value], Type.ARRAY, Type.BOOL)
 
 
-def _tokenizer(tokenizer: Tokenizer, family: GgufFamily, num_rows: int) -> Iterator[MetadataEntry]:
-    """Yield the metadata of the tokenizer; InvalidArgumentError unless it is byte-level BPE with a known `pre`."""
-    from gguf import GGUFValueType as Type
-
-    state = json.loads(tokenizer.as_json())
-    model = state["model"]
-    if model.get("type") != "BPE" or not tokenizer.is_byte_level:
-        raise InvalidArgumentError(
-            "The tokenizer of this model is not byte-level BPE, which alone is written as GGUF. Take a .gguf file of "
-            "the model in F16 or BF16, or choose a format of compressed-tensors."
-        )
-    ids = model["vocab"] | {added["content"]: added["id"] for added in state["added_tokens"]}
-    tokens = [f"[PAD{token_id}]" for token_id in range(max(num_rows, 1 + max(ids.values())))]
-    types = [UNUSED] * len(tokens)
-    for token, token_id in ids.items():
-        tokens[token_id], types[token_id] = token, NORMAL
-    for added in state["added_tokens"]:
-        types[added["id"]] = CONTROL if added["special"] else USER_DEFINED
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    special = {name: tokenizer.special_tokens.get(role) for name, role in _ROLES.items()}
-    special_ids = {name: ids[token] for name, token in special.items() if token in ids}
-    text = tokenizer.encode("a", add_special_tokens=True)
-    around = {"bos": text[:1] == [special_ids.get("bos")], "eos": text[-1:] == [special_ids.get("eos")]}
-    prefix = "tokenizer.ggml."
-    found: dict[str, Any] = {
-        f"{prefix}model": "gpt2",
-        f"{prefix}tokens": tokens,
-        f"{prefix}token_type": types,
-        f"{prefix}merges": merges,
-        **{f"{prefix}{name}_token_id": token_id for name, token_id in special_ids.items()},
-        **{f"{prefix}add_{name}_token": is_added for name, is_added in around.items()},
+def _fields(compiled: CompiledModel) -> dict[str, Any]:
+    """The fields of config.json with those that all decoders have, whatever the directory calls them."""
+    config = compiled.model.config
+    local = [rope.theta for rope in config.layer_ropes or () if rope is not None and rope.theta != config.rope.theta]
+    return {
+        **compiled.source.config(),
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": float(config.rms_norm_eps),
+        "rope_theta": float(config.rope.theta),
+        "rotary_dim": config.rope.head_dim,
+        **(dict.fromkeys(("rope_theta_local", "rope_local_base_freq"), float(local[0])) if local else {}),
     }
-    found[f"{prefix}pre"] = _split_name(found, tokenizer, family)
-    for name, template in tokenizer.chat_templates.items():
-        found["tokenizer.chat_template" if name == DEFAULT_TEMPLATE else f"tokenizer.chat_template.{name}"] = template
-    for key, value in found.items():
-        if isinstance(value, list):
-            yield MetadataEntry(key, value, Type.ARRAY, Type.STRING if isinstance(value[0], str) else Type.INT32)
-        else:
-            yield MetadataEntry(key, value, {str: Type.STRING, bool: Type.BOOL, int: Type.UINT32}[type(value)])
-
-
-def _split_name(metadata: Mapping[str, Any], tokenizer: Tokenizer, family: GgufFamily) -> str:
-    """Return the name of the pre-tokenizer (`tokenizer.ggml.pre`) with which these metadata encode as the tokenizer."""
-    expected = [tokenizer.encode(text, add_special_tokens=True) for text in _TEXTS]
-    for name in family.splits:
-        try:
-            named = {**metadata, "tokenizer.ggml.pre": name}
-            other = gguf_tokenizer(named, family.splits, Path("its GGUF file"), is_cached=False)
-        except (TokenizerError, ConfigError):
-            continue
-        if [other.encode(text, add_special_tokens=True) for text in _TEXTS] == expected:
-            return name
-    raise InvalidArgumentError(
-        "The tokenizer of this model splits texts in another way than the files of its family. Choose a format of "
-        "compressed-tensors."
-    )

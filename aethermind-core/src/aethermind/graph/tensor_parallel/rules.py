@@ -138,6 +138,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "silu_mul": (Rule(dict.fromkeys(("gate", "up"), _LAST), {"out": _LAST}),),
     "sigmoid_mul": (Rule(dict.fromkeys(("gate", "x"), _LAST), {"out": _LAST}),),
     "scale": (Rule({"x": _LAST}, {"out": _LAST}), Rule({"x": HEADS}, {"out": HEADS})),
+    "cast": (Rule({"x": _LAST}, {"out": _LAST}),),
     "mul": (Rule({"a": _LAST, "b": _LAST}, {"out": _LAST}, reader="causal_conv1d", segments=("a", "b")),),
     "causal_conv1d": (Rule(_CONVOLUTION, {"out": _LAST, "state_out": -1}, segments=("w", "bias", "state")),),
     "gated_delta_rule": (Rule({"qkv": _LAST, "a": _LAST, "b": _LAST, **_RECURRENCE}, _RECURRENCE_OUT),),

@@ -11,6 +11,7 @@ from typing import Any
 from aethermind.errors import ConfigError
 from aethermind.graph.builder import GraphBuilder
 from aethermind.graph.ir import Value
+from aethermind.hal.dtype import DType
 from aethermind.model.config import DecoderConfig
 from aethermind.model.step_inputs import StepInputs
 
@@ -32,10 +33,11 @@ def embedding(
     builder: GraphBuilder, inputs: StepInputs, config: DecoderConfig, weight: str, *, factor: float = 1.0
 ) -> Value:
     """Look up rows of the embedding table, [T, D], times `factor`; rows for which the step has embeddings are replaced
-    by those.
+    by those. They are looked up and scaled in the builder's `embedding_dtype`.
     """
-    table_VD = builder.parameter(weight, (config.vocab_size, config.hidden_size))
+    table_VD = builder.parameter(weight, (config.vocab_size, config.hidden_size), builder.embedding_dtype)
     x_TD = scaled(builder, builder.op("embedding", inputs.token_ids, table_VD), factor)
+    x_TD = _in_dtype(builder, x_TD, builder.dtype)
     if inputs.embeddings is not None:
         x_TD = builder.op("scatter_rows", x_TD, inputs.embeddings.values, inputs.embeddings.rows)
     return x_TD
@@ -44,13 +46,19 @@ def embedding(
 def lm_head(builder: GraphBuilder, x_RD: Value, config: DecoderConfig, weight: str, bias: str | None = None) -> Value:
     """Logits of the given rows, float32 [R, V]; the rows are marked as the model's `hidden_states`.
 
-    `bias` is the name of a bias [V], where the projection has one.
+    `bias` is the name of a bias [V], where the projection has one. They are computed in the builder's `lm_head_dtype`.
     """
     builder.mark("hidden_states", x_RD)
-    weight_VD = builder.parameter(weight, (config.vocab_size, config.hidden_size))
-    bias_V = None if bias is None else builder.parameter(bias, (config.vocab_size,))
-    logits_RV: Value = builder.op("lm_head", x_RD, weight_VD, bias_V)
+    dtype = builder.lm_head_dtype
+    weight_VD = builder.parameter(weight, (config.vocab_size, config.hidden_size), dtype)
+    bias_V = None if bias is None else builder.parameter(bias, (config.vocab_size,), dtype)
+    logits_RV: Value = builder.op("lm_head", _in_dtype(builder, x_RD, dtype), weight_VD, bias_V)
     return logits_RV
+
+
+def _in_dtype(builder: GraphBuilder, x: Value, dtype: DType) -> Value:
+    """x in a dtype, or x itself where it has that one."""
+    return x if x.type.dtype is dtype else builder.op("cast", x, dtype=dtype)
 
 
 _GELUS = {"gelu": False, "gelu_new": True, "gelu_fast": True, "gelu_pytorch_tanh": True}

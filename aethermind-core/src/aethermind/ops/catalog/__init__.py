@@ -38,7 +38,7 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     "paged_attention": ("paged_attention", "paged_attention_quantized"),
     "latent_attention": ("mla_attention", "linear_per_head"),
     "attention": ("attention", "alibi"),
-    "elementwise": ("add", "sub", "mul", "div", "scale", "exp", "log"),
+    "elementwise": ("add", "sub", "mul", "div", "scale", "exp", "log", "cast"),
     "activations": (
         "relu",
         "silu",

@@ -1,4 +1,4 @@
-"""Elementwise arithmetic, exponential and logarithm."""
+"""Elementwise arithmetic, exponential, logarithm and casts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from aethermind.errors import OperatorError
+from aethermind.hal.dtype import DType
 from aethermind.ops.catalog._sample_inputs import broadcast_pairs, normal, same_shaped
-from aethermind.ops.operator import BROADCASTING, ONE_ROUNDING, Array, Operator, Sample, accumulated
-from aethermind.ops.schema import OpBuilder, OperatorSchema
+from aethermind.ops.operator import BROADCASTING, EXACT, ONE_ROUNDING, Array, Operator, Sample, accumulated
+from aethermind.ops.schema import FLOAT_DTYPES, OpBuilder, OperatorSchema
 from aethermind.ops.shape_inference import broadcast, known_sizes
 
-__all__ = ["ADD", "DIV", "EXP", "LOG", "MUL", "SCALE", "SUB"]
+__all__ = ["ADD", "CAST", "DIV", "EXP", "LOG", "MUL", "SCALE", "SUB"]
 
 
 def _with_expanded_inputs(name: str, builder: OpBuilder[Any], a: Any, b: Any) -> Any:
@@ -185,3 +186,28 @@ LOG = Operator(
     tolerances=accumulated(absolute=1e-6),
 )
 """The natural logarithm."""
+
+
+def _cast_reference(x: Array, *, dtype: DType) -> Array:
+    with np.errstate(over="ignore"):
+        return x.astype(np.float32).astype(dtype.numpy).astype(x.dtype)
+
+
+def _cast_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    edges = [0.0, -0.0, 1.0, 2.0**-24, 3 * 2.0**-26, 2.0**-126, -(2.0**-133), 65504.0, 65519.0, 65520.0, -7e4, 3.3e38]
+    ties = 1 + np.arange(24) * 2.0**-12
+    for dtype in FLOAT_DTYPES:
+        for sample in same_shaped(rng, 1):
+            yield Sample(f"{sample.label}_to_{dtype}", sample.inputs, {"dtype": dtype})
+        for label, values in (("edges", edges), ("infinite", [np.inf, -np.inf]), ("ties", ties)):
+            yield Sample(f"{label}_to_{dtype}", (np.array(values),), {"dtype": dtype})
+
+
+CAST = Operator(
+    schema=OperatorSchema.parse("cast(x: F[...]; dtype: dtype) -> (out: dtype[...])"),
+    summary="x in another floating-point type, rounded to nearest, ties to even; infinite beyond its range.",
+    reference=_cast_reference,
+    samples=_cast_samples,
+    tolerances=EXACT,
+)
+"""A change of the floating-point type, such as to float32 before the output projection."""
