@@ -222,6 +222,13 @@ def test_prompts_over_quantised_weights_use_the_tile_unit_unless_results_must_no
     assert tiles == pytest.approx(bytes_, abs=0.5)
 
 
+def test_quantised_kernels_of_the_tile_unit_declare_that_rows_differ_and_that_activations_are_rounded() -> None:
+    entries = [entry for entry in _native.quantized_kernel_table() if entry.variant == Isa.AMX.label]
+    assert bool(entries) == (Isa.AMX in built_levels())
+    assert not any(entry.is_batch_invariant for entry in entries)
+    assert all(entry.multiplies_bytes for entry in entries)
+
+
 def test_a_wrong_name_of_the_tile_unit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AETHERMIND_CPU_TILES", "hardware")
     with pytest.raises(InvalidArgumentError, match="AETHERMIND_CPU_TILES is 'hardware'; set it to model"):

@@ -49,6 +49,7 @@ AETHER_TILE_KERNEL(qkv_rope_cache_write_quantized, 15, 5, 4, qkv_rope_cache_writ
 constexpr KernelEntry tile_entry(const char* name, const am_kernel& kernel, int num_weights) {
   KernelEntry result = {name, AETHER_VARIANT, AM_BFLOAT16, kPriority, kIsSupported, &kernel, {}, num_weights};
   for (int i = 0; i < num_weights; ++i) result.packs[i] = {1 + i, nullptr};
+  result.multiplies_bytes = true;  // of few rows, whose activations are rounded further than weights of many rows are
   result.is_batch_invariant = false;
   return result;
 }
