@@ -9,6 +9,7 @@ their bits: only addresses change.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import platform
@@ -180,10 +181,11 @@ class MemoryPlacement:
         refusal = self._system.bind(begin, address + nbytes - begin, nodes)
         if refusal is not None:
             self._refusal = refusal
+            advice = " In a container, add the capability SYS_NICE." if refusal == os.strerror(errno.EPERM) else ""
             logger.warning(
-                "The system refuses to bind memory to NUMA nodes (%s), so weights lie where threads touch them first: "
-                "in a container, add the capability SYS_NICE.",
+                "The system refuses to bind memory to NUMA nodes (%s), so weights lie where threads touch them first.%s",
                 refusal,
+                advice,
             )
         return refusal is None
 
