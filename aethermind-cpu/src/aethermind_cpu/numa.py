@@ -183,7 +183,7 @@ class MemoryPlacement:
             self._refusal = refusal
             advice = " In a container, add the capability SYS_NICE." if refusal == os.strerror(errno.EPERM) else ""
             logger.warning(
-                "The system refuses to bind memory to NUMA nodes (%s), so weights lie where threads touch them first.%s",
+                "The system does not bind memory to NUMA nodes (%s): weights lie where threads touch them first.%s",
                 refusal,
                 advice,
             )
