@@ -9,7 +9,7 @@ import pytest
 
 from aethermind.dispatch import Dispatcher, Kernel
 from aethermind.engine.loading.weight_formats import formats_on_device
-from aethermind.graph.constants import _packable
+from aethermind.graph.constants import _pack_input
 from aethermind.hal import DType
 from aethermind.ops.weight_format import QuantizedWeight, WeightFormat, fp8_in_blocks, parse_format
 
@@ -48,10 +48,10 @@ def test_fp8_in_blocks_is_held_in_a_format_of_the_device(
 def test_codes_are_unchanged() -> None:
     array = np.random.default_rng(0).standard_normal((3, 300)).astype(np.float32)
     weight = format_of("int4_k").quantize(array)
-    assert _packable(weight, DType.FLOAT32, weight.format) is weight
-    taken = _packable(weight, DType.FLOAT32, format_of("int4_offset"))
+    assert _pack_input(weight, DType.FLOAT32, weight.format) is weight
+    taken = _pack_input(weight, DType.FLOAT32, format_of("int4_offset"))
     assert isinstance(taken, QuantizedWeight)
     assert taken.format == format_of("int4_offset")
     np.testing.assert_array_equal(taken.codes, weight.codes)
-    values = _packable(weight, DType.FLOAT32, format_of("int8"))
+    values = _pack_input(weight, DType.FLOAT32, format_of("int8"))
     np.testing.assert_array_equal(values, weight.format.dequantize(weight))
