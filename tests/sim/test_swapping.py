@@ -61,7 +61,7 @@ def test_answers_are_those_without_pressure(model: str, monkeypatch: pytest.Monk
 def test_blocks_are_swapped_to_a_peer(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are in the memory of the other device, and none crosses the host."""
     allocated: list[tuple[int, int]] = []
-    alloc_swap = KVMemory._in_swap_space
+    alloc_swap = KVMemory._alloc_swap_rows
 
     def noted(self: KVMemory, num_rows: int, tensors: Any) -> Any:
         allocator = self._opened.backend.allocator
@@ -73,7 +73,7 @@ def test_blocks_are_swapped_to_a_peer(model: str, monkeypatch: pytest.MonkeyPatc
         assert self._opened.backend.devices.current() == 0
         return found
 
-    monkeypatch.setattr(KVMemory, "_in_swap_space", noted)
+    monkeypatch.setattr(KVMemory, "_alloc_swap_rows", noted)
     expected, _ = answers(model, "numpy")
     for seed in SEEDS:
         monkeypatch.setenv("AETHERMIND_SIM_SEED", str(seed))

@@ -150,8 +150,8 @@ def embed_text(
     is_normalized: bool,
     adapter: int = -1,
 ) -> npt.NDArray[np.float32]:
-    """Compute the embedding of a text, float32 [hidden_size], of length 1 if normalised, with an adapter if one is
-    given.
+    """Compute the embedding of a text, float32 [hidden_size], of length 1 if `is_normalized`. `adapter` is the
+    number of a LoRA adapter, negative for none.
 
     InvalidArgumentError for an unknown pooling, OutOfMemoryError if the KV cache has too few free blocks,
     ComputationError if the result is not finite.

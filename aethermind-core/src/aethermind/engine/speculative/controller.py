@@ -30,6 +30,9 @@ _PRIOR_DRAFTS = 2.0
 _DECAY_PER_VERIFICATION = 0.9
 _DECAY_OVER_REQUESTS = 0.98
 _DECAY_PER_STEP = 0.99
+"""Decay of a request's counts with each verification, of the counts of all requests with each verification, and of a
+request's counts with each step.
+"""
 
 
 class _AcceptanceCounts:
