@@ -31,7 +31,9 @@ _NAMES = {
     "max_position_embeddings": "n_positions",
     "rms_norm_eps": "layer_norm_epsilon",
 }
-_UNCHANGED_FIELDS = ("vocab_size", "tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype")
+"""Fields of `DecoderConfig` that have another name in GPT-2's config.json."""
+_DECODER_FIELDS = ("vocab_size", "tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype")
+"""Fields that have the usual name there."""
 _DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 50257,
     "n_embd": 768,
@@ -63,14 +65,14 @@ _UNSUPPORTED_FLAGS = ("scale_attn_by_inverse_layer_idx", "add_cross_attention")
 
 @dataclass(frozen=True, slots=True)
 class Gpt2:
-    """A GPT-2 model: its configuration and variants."""
+    """A GPT-2 model."""
 
     config: DecoderConfig
     is_gelu_approximate: bool
     scale: float
-    """The scale of attention scores."""
+    """The factor of attention scores."""
     has_transposed_matrices: bool = True
-    """Whether matrices are stored [in, out], as in all checkpoints but GGUF files."""
+    """Whether weights are stored as [in, out], as in all checkpoints but GGUF files."""
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
         """Build the logits, float32 [R, vocab_size]."""
@@ -87,25 +89,25 @@ class Gpt2:
         return lm_head(builder, self._norm(builder, x_RD, "ln_f"), config, head)
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
-        """Map checkpoint tensors: q, k and v are stored in one matrix; the model's name prefix is optional.
+        """Map the stored tensors to the graph's names, and slice q, k and v out of one matrix.
 
-        OpenAI's own checkpoints have no prefix. A tied embedding may be stored as the output only.
+        OpenAI's own checkpoints have no prefix `transformer.`. A tied embedding may be stored as the LM head only.
         """
         prefix = "transformer." if "transformer.wpe.weight" in stored.names else ""
         size = self.config.hidden_size
-        parts = {name: TensorSlice(prefix + name) for name in ("wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias")}
+        slices = {name: TensorSlice(prefix + name) for name in ("wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias")}
         if self.config.tie_word_embeddings and prefix + "wte.weight" not in stored.names:
-            parts["wte.weight"] = TensorSlice("lm_head.weight")
+            slices["wte.weight"] = TensorSlice("lm_head.weight")
         for base in (f"h.{layer}." for layer in range(self.config.num_hidden_layers)):
             for kind, is_transposed in (("weight", self.has_transposed_matrices), ("bias", False)):
                 for name in ("attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
-                    parts[f"{base}{name}.{kind}"] = TensorSlice(f"{prefix}{base}{name}.{kind}", is_transposed)
+                    slices[f"{base}{name}.{kind}"] = TensorSlice(f"{prefix}{base}{name}.{kind}", is_transposed)
                 qkv = f"{prefix}{base}attn.c_attn.{kind}"
                 for name, begin, end in (("q", 0, size), ("k", size, 2 * size), ("v", 2 * size, None)):
-                    parts[f"{base}attn.{name}.{kind}"] = TensorSlice(qkv, is_transposed, begin, end)
+                    slices[f"{base}attn.{name}.{kind}"] = TensorSlice(qkv, is_transposed, begin, end)
                 for name in ("ln_1", "ln_2"):
-                    parts[f"{base}{name}.{kind}"] = TensorSlice(f"{prefix}{base}{name}.{kind}")
-        return AdaptedTensors(stored, parts)
+                    slices[f"{base}{name}.{kind}"] = TensorSlice(f"{prefix}{base}{name}.{kind}")
+        return AdaptedTensors(stored, slices)
 
     def _attention(self, builder: GraphBuilder, x_TD: Value, inputs: StepInputs, layer: int) -> Value:
         base, heads, size = f"h.{layer}", self.config.num_attention_heads, self.config.hidden_size
@@ -114,8 +116,8 @@ class Gpt2:
             builder.op("split_heads", linear(builder, normed_TD, f"{base}.attn.{name}", size, size), num_heads=heads)
             for name in ("q", "k", "v")
         )
-        mixed_THC = cached_attention(builder, q_THC, k_THC, v_THC, inputs, layer, scale=self.scale)
-        return linear(builder, builder.op("merge_heads", mixed_THC), f"{base}.attn.c_proj", size, size)
+        attended_THC = cached_attention(builder, q_THC, k_THC, v_THC, inputs, layer, scale=self.scale)
+        return linear(builder, builder.op("merge_heads", attended_THC), f"{base}.attn.c_proj", size, size)
 
     def _mlp(self, builder: GraphBuilder, x_TD: Value, layer: int) -> Value:
         base, config = f"h.{layer}", self.config
@@ -139,9 +141,9 @@ class Gpt2Architecture:
             if fields.get(name, False):
                 raise ConfigError(f"{name} is true in config.json; this package computes GPT-2 without it.")
         is_approximate = is_gelu_approximate("activation_function", fields["activation_function"])
-        read = {name: fields[name] for name in (*_NAMES.values(), *_UNCHANGED_FIELDS) if name in fields}
-        read.setdefault("n_inner", 4 * positive_int(fields, "n_embd"))
-        config = read_decoder_config(read, defaults={}, has_rotary=False, names=_NAMES)
+        decoder_fields = {name: fields[name] for name in (*_NAMES.values(), *_DECODER_FIELDS) if name in fields}
+        decoder_fields.setdefault("n_inner", 4 * positive_int(fields, "n_embd"))
+        config = read_decoder_config(decoder_fields, defaults={}, has_rotary=False, names=_NAMES)
         scale = config.head_dim**-0.5 if fields.get("scale_attn_weights", True) else 1.0
         return Gpt2(config, is_approximate, scale, bool(fields.get("has_transposed_matrices", True)))
 

@@ -1,4 +1,4 @@
-"""BLOOM (BigScience 2022, arXiv:2211.05100) as a graph: ALiBi instead of positions, and normed embeddings."""
+"""BLOOM (BigScience 2022, arXiv:2211.05100) as a graph: ALiBi, and a norm of embeddings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _NAMES = {
     "max_position_embeddings": "seq_length",
     "rms_norm_eps": "layer_norm_epsilon",
 }
-"""Fields that have another name in config.json; some files have the usual names of the first three."""
+"""Fields of `DecoderConfig` that have another name in config.json; some files have the usual names for the first three.
+"""
 _DEFAULTS: Mapping[str, Any] = {
     "hidden_size": 64,
     "num_hidden_layers": 2,
@@ -31,7 +32,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "layer_norm_epsilon": 1e-5,
     "tie_word_embeddings": True,
 }
-_FIELDS_OF_GRAPH = (*_DEFAULTS, *_NAMES.values(), "eos_token_id", "dtype", "torch_dtype")
+_DECODER_FIELDS = (*_DEFAULTS, *_NAMES.values(), "eos_token_id", "dtype", "torch_dtype")
 _NORM = "word_embeddings_layernorm"
 _FIELDS: FieldTable = {
     **used("are sizes of the graph", "n_embed", "n_layer", "n_head"),
@@ -75,7 +76,7 @@ class BloomArchitecture:
 
         if raw.get("apply_residual_connection_post_layernorm"):
             raise ConfigError("apply_residual_connection_post_layernorm is true in config.json; this is not computed.")
-        fields = {name: raw[name] for name in _FIELDS_OF_GRAPH if raw.get(name) is not None}
+        fields = {name: raw[name] for name in _DECODER_FIELDS if raw.get(name) is not None}
         width = positive_int({**_DEFAULTS, **fields}, "n_embed" if "n_embed" in fields else "hidden_size")
         fields["intermediate_size"] = 4 * width
         config = read_decoder_config(fields, defaults=_DEFAULTS, has_rotary=False, names=_NAMES)

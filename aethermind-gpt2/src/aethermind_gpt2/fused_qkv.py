@@ -1,4 +1,4 @@
-"""Decoders whose checkpoints have one matrix for queries, keys and values, and other names than Llama's.
+"""Decoders whose checkpoints have one fused matrix for queries, keys and values, and other names than Llama's.
 
 Shapes: D hidden_size, H num_attention_heads, C head_dim.
 """
@@ -18,17 +18,18 @@ _KINDS = ("weight", "bias")
 
 @dataclass(frozen=True, slots=True)
 class StoredNames:
-    """A family's names of modules.
+    """The names of modules in a family's checkpoints.
 
     Attributes:
-        prefix: what all names but the output projection's may begin with.
-        layers: what the names of layers begin with, before their number: `h`.
-        outside: modules outside layers, by their names in graphs: `{"model.norm": "ln_f"}`.
-        in_layer: modules of a layer, by their names in a graph's layer: `{"self_attn.o_proj": "attn.c_proj"}`.
-        qkv: the module of queries, keys and values in a layer.
-        has_rows_by_head: whether rows of the fused matrix are queries, keys and values of a head, head after head
-            [H · 3 · C, D], instead of all queries, all keys and all values [3 · H · C, D].
-        head: the output projection.
+        prefix: an optional prefix of all names but that of the LM head.
+        layers: the name of layers before their number, such as `h`.
+        outside: the names of modules outside layers, by their names in the graph: `{"model.norm": "ln_f"}`.
+        in_layer: the names of modules in a layer, by their names in a layer of the graph:
+            `{"self_attn.o_proj": "attn.c_proj"}`.
+        qkv: the name of the fused matrix of queries, keys and values in a layer.
+        has_rows_by_head: whether the fused matrix has queries, keys and values of one head after another,
+            [H · 3 · C, D], instead of all queries, then all keys, then all values, [3 · H · C, D].
+        head: the name of the LM head.
     """
 
     prefix: str
@@ -42,28 +43,32 @@ class StoredNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedQkvDecoder(VariantModel):
-    """A decoder with a family's names."""
+    """A decoder whose checkpoints have these names and a fused matrix for queries, keys and values."""
 
     stored_names: StoredNames
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
-        """Map the stored tensors to the graph's names, and cut queries, keys and values apart."""
+        """Map the stored tensors to the graph's names, and slice queries, keys and values out of the fused matrix."""
         names, config = self.stored_names, self.config
         prefix = names.prefix if any(name.startswith(names.prefix) for name in stored.names) else ""
-        modules = {own: f"{prefix}{name}" for own, name in names.outside.items()} | {"lm_head": names.head}
-        parts = {}
+        modules = {name: f"{prefix}{stored_name}" for name, stored_name in names.outside.items()}
+        modules["lm_head"] = names.head
+        slices = {}
         for layer in range(config.num_hidden_layers):
             base, stored_base = f"model.layers.{layer}", f"{prefix}{names.layers}.{layer}"
-            modules |= {f"{base}.{own}": f"{stored_base}.{name}" for own, name in names.in_layer.items()}
+            modules |= {
+                f"{base}.{name}": f"{stored_base}.{stored_name}" for name, stored_name in names.in_layer.items()
+            }
             for kind in _KINDS:
-                slices = self._slices(f"{stored_base}.{names.qkv}.{kind}")
-                for projection, part in zip(("q_proj", "k_proj", "v_proj"), slices, strict=True):
-                    parts[f"{base}.self_attn.{projection}.{kind}"] = part
-        parts |= {f"{own}.{kind}": TensorSlice(f"{name}.{kind}") for own, name in modules.items() for kind in _KINDS}
-        return AdaptedTensors(stored, parts)
+                qkv = self._qkv_slices(f"{stored_base}.{names.qkv}.{kind}")
+                for projection, rows in zip(("q_proj", "k_proj", "v_proj"), qkv, strict=True):
+                    slices[f"{base}.self_attn.{projection}.{kind}"] = rows
+        for name, stored_name in modules.items():
+            slices |= {f"{name}.{kind}": TensorSlice(f"{stored_name}.{kind}") for kind in _KINDS}
+        return AdaptedTensors(stored, slices)
 
-    def _slices(self, fused: str) -> list[TensorSlice]:
-        """Queries, keys and values in the fused matrix."""
+    def _qkv_slices(self, fused: str) -> list[TensorSlice]:
+        """Return the slices of the fused tensor with queries, keys and values."""
         heads, head_dim = self.config.num_attention_heads, self.config.head_dim
         if self.stored_names.has_rows_by_head:
             return [TensorSlice(fused, order=rows) for rows in rows_by_head(heads, (head_dim,) * 3)]

@@ -1,4 +1,4 @@
-"""GPT-2, GPT-NeoX, BLOOM and MPT in GGUF files."""
+"""GGUF files of GPT-2, GPT-NeoX, BLOOM and MPT."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ GPT2 = GgufFamily(
 
 
 def _by_head(fields: Fields) -> dict[str, GgufTransform]:
-    """Rows of fused projections are stored as all queries, all keys and all values, not head by head."""
+    """Return transforms that order the rows of fused projections head by head, as in Hugging Face's checkpoints.
+
+    GGUF files have all queries, then all keys, then all values.
+    """
     queries, keys, values = rows_by_head(fields["num_attention_heads"], (fields["head_dim"],) * 3)
     by_head = GgufTransform(rows=inverse_order((*queries, *keys, *values)))
     return {"attn_qkv.weight": by_head, "attn_qkv.bias": by_head}
@@ -93,11 +96,11 @@ BLOOM = GgufFamily(
 
 
 def _derive_mpt(fields: Fields) -> dict[str, Any]:
-    """The object about attention; files do not have a scale of scores other than the usual one."""
+    """Return `attn_config` of config.json. Files have no `softmax_scale`, so it has the default."""
     max_bias = fields["alibi_bias_max"]
-    attention = {"alibi": max_bias > 0, "alibi_bias_max": max_bias}
-    attention |= {name: fields.get(name) for name in ("clip_qkv", "qk_ln")}
-    return {"attn_config": attention, "alibi_bias_max": None, "clip_qkv": None, "qk_ln": None}
+    attn_config = {"alibi": max_bias > 0, "alibi_bias_max": max_bias}
+    attn_config |= {name: fields.get(name) for name in ("clip_qkv", "qk_ln")}
+    return {"attn_config": attn_config, "alibi_bias_max": None, "clip_qkv": None, "qk_ln": None}
 
 
 MPT = GgufFamily(

@@ -1,4 +1,4 @@
-"""GPT-NeoX (Black et al. 2022, arXiv:2204.06745) as a graph: parallel blocks with a norm each, partly rotated heads."""
+"""GPT-NeoX (Black et al. 2022, arXiv:2204.06745) as a graph: parallel blocks with a norm each, partial rotation."""
 
 from __future__ import annotations
 
@@ -67,14 +67,15 @@ class GptNeoxArchitecture:
 
     def create(self, raw: Mapping[str, Any]) -> FusedQkvDecoder:
         """Create the model of a config.json; ConfigError names a bad or unsupported field."""
-        given = {name: value for name, value in raw.items() if value is not None and name not in _UNUSED}
-        older = {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"}
-        own = {name: old for name, old in older.items() if name not in given} | {"rms_norm_eps": "layer_norm_eps"}
-        fields = {**_DEFAULTS, **given}
-        config = read_decoder_config(fields, defaults={}, has_partial_rotary=True, activations=_GELUS, names=own)
+        present = {name: value for name, value in raw.items() if value is not None and name not in _UNUSED}
+        old_names = {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"}
+        names = {name: old for name, old in old_names.items() if name not in present}
+        names["rms_norm_eps"] = "layer_norm_eps"
+        fields = {**_DEFAULTS, **present}
+        config = read_decoder_config(fields, defaults={}, has_partial_rotary=True, activations=_GELUS, names=names)
         is_parallel, has_bias = fields.get("use_parallel_residual", True), bool(fields.get("attention_bias", True))
         is_approximate = is_gelu_approximate("hidden_act", fields["hidden_act"])
-        names = ("dense_h_to_4h", "dense_4h_to_h")
+        mlp_names = ("dense_h_to_4h", "dense_4h_to_h")
         variant = DecoderVariant(
             has_layer_norm=True,
             has_norm_bias=True,
@@ -82,7 +83,7 @@ class GptNeoxArchitecture:
             parallel_norm="post_attention_layernorm" if is_parallel else None,
             has_qkv_bias=has_bias,
             has_output_bias=has_bias,
-            mlp=GeluMlps(names, config.hidden_size, config.intermediate_size, is_approximate),
+            mlp=GeluMlps(mlp_names, config.hidden_size, config.intermediate_size, is_approximate),
         )
         return FusedQkvDecoder(config, variant, stored_names=_NAMES)
 

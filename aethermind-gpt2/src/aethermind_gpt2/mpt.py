@@ -1,4 +1,4 @@
-"""MPT (MosaicML 2023) as a graph: ALiBi instead of positions, and no biases."""
+"""MPT (MosaicML 2023) as a graph: ALiBi, and no biases."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ _DEFAULTS: Mapping[str, Any] = {
     "layer_norm_epsilon": 1e-5,
     "tie_word_embeddings": True,
 }
-_UNCHANGED = ("vocab_size", "tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype")
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+_DECODER_FIELDS = ("vocab_size", "tie_word_embeddings", "eos_token_id", "dtype", "torch_dtype")
+"""Fields of `DecoderConfig` that have the usual name in MPT's config.json."""
+_SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "attn_type": (None, "multihead_attention"),
     "prefix_lm": (None, False),
     "qk_ln": (None, False),
     "alibi": (None, True),
 }
-"""Values of fields of attn_config with which attention is what this package computes."""
+"""The supported values of fields of attn_config."""
 _TRAINING = "matters while a model is trained"
 _FIELDS: FieldTable = {
     **used("are sizes of the graph", "d_model", "n_layers", "n_heads"),
@@ -81,14 +82,14 @@ class MptArchitecture:
         attention = fields.get("attn_config", {})
         if not isinstance(attention, Mapping):
             raise ConfigError(f"attn_config in config.json should be an object, got {attention!r:.80}.")
-        for name, neutral in _NEUTRAL.items():
-            if attention.get(name) not in neutral:
+        for name, supported in _SUPPORTED.items():
+            if attention.get(name) not in supported:
                 raise ConfigError(
-                    f"{name} in attn_config is {attention[name]!r:.80}; this package computes {neutral[1]}."
+                    f"{name} in attn_config is {attention[name]!r:.80}; this package computes {supported[1]}."
                 )
-        read = {name: fields[name] for name in (*_NAMES.values(), *_UNCHANGED) if name in fields}
-        read["intermediate_size"] = 4 * positive_int(fields, "d_model")
-        config = read_decoder_config(read, defaults={}, has_rotary=False, names=_NAMES)
+        decoder_fields = {name: fields[name] for name in (*_NAMES.values(), *_DECODER_FIELDS) if name in fields}
+        decoder_fields["intermediate_size"] = 4 * positive_int(fields, "d_model")
+        config = read_decoder_config(decoder_fields, defaults={}, has_rotary=False, names=_NAMES)
         config = replace(config, layer_ropes=(None,) * config.num_hidden_layers)
         has_scale = attention.get("softmax_scale") is not None
         max_bias = positive_number(attention, "alibi_bias_max", default=8)

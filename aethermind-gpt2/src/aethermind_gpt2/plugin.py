@@ -1,4 +1,4 @@
-"""What this package registers: architectures and their GGUF files."""
+"""Registers this package's architectures and their GGUF files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from aethermind.plugins import hookimpl
 
 _PROVIDER = "aethermind-gpt2"
 _CASES = "aethermind_gpt2.conformance:CASES"
-_SIMILAR = (
+_OTHERS = (
     ("BloomForCausalLM", "bloom:BLOOM", ("BloomModel", "bloom")),
     ("GPTNeoXForCausalLM", "gpt_neox:GPT_NEOX", ("GPTNeoXModel", "gpt_neox")),
     ("MptForCausalLM", "mpt:MPT", ("MptModel", "mpt")),
 )
+"""Name in config.json, module and object, and aliases."""
 
 
 @hookimpl
@@ -24,7 +25,7 @@ def register_architectures(registry: Any) -> None:
         cases=_CASES,
         aliases=("GPT2Model", "gpt2"),
     )
-    for name, target, aliases in _SIMILAR:
+    for name, target, aliases in _OTHERS:
         registry.register(name, f"aethermind_gpt2.{target}", provider=_PROVIDER, cases=_CASES, aliases=aliases)
 
 

@@ -1,1 +1,1 @@
-"""Llama 2, Llama 3, Mistral, Mixtral and OLMoE for AetherMind."""
+"""Llama, Mistral, Mixtral, OLMo, SmolLM3, Granite, Command R, ERNIE 4.5, StableLM and StarCoder2 for AetherMind."""

@@ -1,7 +1,7 @@
 """Command R, Aya and Command R7B as graphs: attention and feed-forward network read the same LayerNorm without bias.
 
-Rotation is interleaved and logits have a factor. Command R7B (Cohere 2025, arXiv:2504.00698) has windows in three of
-four layers; the others have no positions.
+Rotation is interleaved, and logits are multiplied by a factor. Command R7B (Cohere 2025, arXiv:2504.00698) has sliding
+windows in three of four layers; the other layers have no positions.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Cohere2Architecture:
 
 
 def _period(fields: Mapping[str, Any]) -> int:
-    """One of this many layers attends to all tokens."""
-    given = {name: value for name, value in fields.items() if value is not None}
-    return positive_int(given, "sliding_window_pattern", default=4)
+    """Return the distance between two layers that attend to all tokens."""
+    present = {name: value for name, value in fields.items() if value is not None}
+    return positive_int(present, "sliding_window_pattern", default=4)
 
 
 def _config(raw: Mapping[str, Any]) -> DecoderConfig:

@@ -14,7 +14,7 @@ _SCALED_ROPE = {**_LLAMA3_ROPE, "rope_theta": 500000.0, "original_max_position_e
 
 
 def _without_layer_types(config: dict[str, Any]) -> dict[str, Any]:
-    """Mistral 7B v0.1 has sliding_window without layer_types."""
+    """Remove layer_types from a config.json: Mistral 7B v0.1 has sliding_window without layer_types."""
     return {name: value for name, value in config.items() if name != "layer_types"}
 
 
@@ -27,7 +27,7 @@ _GRANITE = {
 }
 
 _unpadded = partial(variations, base={**SMALL, "pad_token_id": None})
-"""Some configurations of transformers have a padding token beyond a small vocabulary."""
+"""`variations` without a padding token: the default of some families is larger than the test models' vocabulary."""
 
 _OLMO3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},

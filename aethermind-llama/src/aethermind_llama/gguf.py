@@ -1,4 +1,4 @@
-"""GGUF files: Llama, Mistral and Mixtral, which these call `llama`, and the families that differ from them."""
+"""GGUF files of Llama, Mistral and Mixtral, whose `general.architecture` is `llama`, and of similar families."""
 
 from __future__ import annotations
 
@@ -70,24 +70,27 @@ GRANITE = GgufFamily(
 
 
 def _windows(fields: Fields) -> list[str] | None:
-    """The kinds of layers, where the file lists those with a window."""
-    kinds = fields.get("layer_types")
-    return (
-        None if kinds is None else ["sliding_attention" if is_windowed else "full_attention" for is_windowed in kinds]
-    )
+    """Return `layer_types` of config.json; None if the file does not say which layers have a window."""
+    has_window = fields.get("layer_types")
+    if has_window is None:
+        return None
+    return ["sliding_attention" if is_windowed else "full_attention" for is_windowed in has_window]
 
 
 def _derive_olmo(fields: Fields) -> dict[str, Any]:
-    """OLMo 3 is OLMo 2 with windows; layers with one have a rotary embedding of their own, which is not scaled."""
-    unused = {"rope_theta_local": None, "layer_types": None}
+    """Return the fields of OLMo 2, or of OLMo 3 if the file has a sliding window.
+
+    Layers of OLMo 3 with a window have a rotary embedding of their own, whose frequencies are not scaled.
+    """
+    removed = {"rope_theta_local": None, "layer_types": None}
     if fields.get("sliding_window") is None:
-        return unused
+        return removed
     ropes = {}
     if fields.get("rope_theta_local") is not None:
         full = {"rope_theta": fields["rope_theta"], "rope_type": "default", **fields.get("rope_scaling", {})}
         windowed = {"rope_theta": fields["rope_theta_local"], "rope_type": "default"}
         ropes = {"rope_parameters": {"full_attention": full, "sliding_attention": windowed}, "rope_scaling": None}
-    return {**unused, **ropes, "architectures": ["Olmo3ForCausalLM"], "layer_types": _windows(fields)}
+    return {**removed, **ropes, "architectures": ["Olmo3ForCausalLM"], "layer_types": _windows(fields)}
 
 
 OLMO2 = GgufFamily(

@@ -1,6 +1,6 @@
 """Granite 3 as a graph: Llama with factors on embeddings, attention scores, residual sums and logits.
 
-The factors are those of maximal update parametrisation (Yang et al. 2022, arXiv:2203.03466).
+The factors come from maximal update parametrisation (Yang et al. 2022, arXiv:2203.03466).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decoders of this package whose checkpoints rotate interleaved pairs of elements (GPT-J, RoFormer)."""
+"""Decoders whose checkpoints are made for interleaved rotation, of pairs of neighbours (GPT-J, RoFormer)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["InterleavedRopeModel"]
 
 @dataclass(frozen=True, slots=True)
 class InterleavedRopeModel(VariantModel):
-    """A decoder whose rotary pairs are elements (2i, 2i + 1) of each head in the checkpoint."""
+    """A decoder in whose checkpoint the rotated pairs are the elements (2i, 2i + 1) of each head."""
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
-        """Put queries and keys in the order of half-split rotation."""
+        """Reorder the rows of queries and keys for half-split rotation, which the graph computes."""
         config = self.config
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
         return AdaptedTensors(stored, interleaved_heads(stored.names, heads, config.head_dim))

@@ -1,7 +1,8 @@
 """Mixtral and OLMoE as graphs: the common decoder with mixtures of experts in all layers.
 
-Mixtral (Jiang et al. 2024, arXiv:2401.04088) weights a token's experts so that they sum to one. OLMoE (Muennighoff et
-al. 2024, arXiv:2409.02060) need not, and norms queries and keys over all heads of a token at once.
+Mixtral (Jiang et al. 2024, arXiv:2401.04088) renormalises the weights of a token's experts. OLMoE (Muennighoff et al.
+2024, arXiv:2409.02060) does so only if its configuration says so, and norms queries and keys over all heads of a token
+at once.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _OLMOE_FIELDS: FieldTable = {
 }
 
 _STORED_MLP = "block_sparse_moe"
-"""The name of Mixtral's feed-forward networks in Hugging Face's checkpoints; in GGUF files they are named as others."""
+"""The name of Mixtral's feed-forward networks in Hugging Face's checkpoints. GGUF files have the usual names."""
 _STORED_PROJECTIONS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
@@ -63,7 +64,7 @@ class SparseLlama(VariantModel):
     mixture: MixtureConfig
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
-        """Stack the experts of each layer; Mixtral's networks and projections have names of their own."""
+        """Stack the experts of each layer, and rename Mixtral's networks and projections."""
         layers = [f"model.layers.{layer}" for layer in self.mixture.sparse_layers]
         routers = {f"{base}.mlp.gate.weight": f"{base}.{_STORED_MLP}.gate.weight" for base in layers}
         if not set(routers.values()) <= set(stored.names):
@@ -112,7 +113,7 @@ def _sparse(
     defaults: Mapping[str, Any],
     variant: DecoderVariant,
 ) -> SparseLlama:
-    """Read the mixture; `intermediate_size` is that of an expert, and all layers are sparse."""
+    """Return a model whose layers are all mixtures; `intermediate_size` in config.json is that of an expert."""
     mixture = read_mixture_config(raw, config.num_hidden_layers, defaults=defaults, width="intermediate_size")
     return SparseLlama(config, replace(variant, mlp=mixture_mlps(config, mixture)), mixture=mixture)
 

@@ -1,8 +1,8 @@
-"""OLMo 2 and OLMo 3 as graphs: norms of blocks' outputs instead of their inputs, and one QK norm over the concatenated
-heads.
+"""OLMo 2 and OLMo 3 as graphs: the outputs of blocks are normed instead of their inputs, and queries and keys of all
+heads at once.
 
-OLMo 2 (OLMo team 2025, arXiv:2501.00656). OLMo 3 (OLMo team 2025, arXiv:2512.13961) has windows in three of four
-layers, and scales the rotary embedding of the other layers only.
+OLMo 2 (OLMo team 2025, arXiv:2501.00656). OLMo 3 (OLMo team 2025, arXiv:2512.13961) has sliding windows in three of
+four layers, and scales the rotary embedding of the other layers only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OLMO3_FIELDS: FieldTable = _BIAS
 
 _ROPE_FIELDS = ("rope_parameters", "rope_scaling")
 _PERIOD = 4
-"""One of this many layers of OLMo 3 attends to all tokens, the last of them."""
+"""The distance between two layers of OLMo 3 that attend to all tokens."""
 
 
 class Olmo2Architecture:
@@ -64,13 +64,13 @@ class Olmo3Architecture:
         if fields.get("layer_types") is None:
             fields["layer_types"] = periodic_layer_types(fields, _PERIOD)
         config = read_decoder_config({**fields, **_rope_of(raw, "full_attention")}, defaults=_DEFAULTS)
-        windowed = read_decoder_config({**fields, **_rope_of(raw, "sliding_attention")}, defaults=_DEFAULTS)
-        ropes = tuple(windowed.rope if window else config.rope for window in config.sliding_windows)
+        sliding = read_decoder_config({**fields, **_rope_of(raw, "sliding_attention")}, defaults=_DEFAULTS)
+        ropes = tuple(sliding.rope if window else config.rope for window in config.sliding_windows)
         return _model(raw, replace(config, layer_ropes=ropes))
 
 
 def _rope_of(raw: Mapping[str, Any], layer_type: str) -> dict[str, Any]:
-    """The fields of the rotary embedding of layers of one type; `rope_scaling` is for layers that see all tokens."""
+    """Return the fields of the rotary embedding for layers of one type; `rope_scaling` is for full attention only."""
     nested = raw.get("rope_parameters")
     if isinstance(nested, Mapping) and layer_type in nested:
         return {"rope_parameters": nested[layer_type], "rope_scaling": None}

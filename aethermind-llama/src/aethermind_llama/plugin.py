@@ -1,4 +1,4 @@
-"""What this package registers: architectures, their answer formats and their GGUF files."""
+"""Registers this package's architectures, their answer formats and their GGUF files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aethermind.plugins import hookimpl
 _PROVIDER = "aethermind-llama"
 _CASES = "aethermind_llama.conformance:CASES"
 
-_SIMILAR = (
+_LLAMA_LIKE = (
     ("SmolLM3ForCausalLM", "smollm3:SMOLLM3", "SmolLM3Model", "smollm3"),
     ("GraniteForCausalLM", "granite:GRANITE", "GraniteModel", "granite"),
     ("CohereForCausalLM", "cohere:COHERE", "CohereModel", "cohere"),
@@ -21,7 +21,7 @@ _SIMILAR = (
     ("StableLmForCausalLM", "stablelm:STABLELM", "StableLmModel", "stablelm"),
     ("Starcoder2ForCausalLM", "starcoder2:STARCODER2", "Starcoder2Model", "starcoder2"),
 )
-"""Names, objects, and other names in config.json of families that differ from Llama in small things."""
+"""Families that are similar to Llama: name in config.json, module and object, name of the base model, `model_type`."""
 
 
 @hookimpl
@@ -31,8 +31,8 @@ def register_architectures(registry: Any) -> None:
     register("MistralForCausalLM", "aethermind_llama.architecture:MISTRAL", aliases=("MistralModel", "mistral"))
     register("MixtralForCausalLM", "aethermind_llama.mixture:MIXTRAL", aliases=("MixtralModel", "mixtral"))
     register("OlmoeForCausalLM", "aethermind_llama.mixture:OLMOE", aliases=("OlmoeModel", "olmoe"))
-    for name, target, model, kind in _SIMILAR:
-        register(name, f"aethermind_llama.{target}", aliases=(model, kind))
+    for name, target, base_model, model_type in _LLAMA_LIKE:
+        register(name, f"aethermind_llama.{target}", aliases=(base_model, model_type))
 
 
 @hookimpl

@@ -1,5 +1,6 @@
-"""SmolLM3 as a graph: Llama without positions in some layers (Bakouch et al. 2025; NoPE, Yang et al. 2025,
-arXiv:2501.18795).
+"""SmolLM3 as a graph: Llama whose layers partly have no positions (NoPE).
+
+Sources: SmolLM3 (Bakouch et al. 2025); layers without positions (Yang et al. 2025, arXiv:2501.18795).
 """
 
 from __future__ import annotations
@@ -42,22 +43,22 @@ class SmolLM3Architecture:
         windows = {} if raw.get("use_sliding_window") else {"sliding_window": None, "layer_types": None}
         config = read_decoder_config({**raw, **windows}, defaults=_DEFAULTS)
         has_rope = _layers_with_rope(raw, config.num_hidden_layers)
-        config = replace(config, layer_ropes=tuple(config.rope if rotated else None for rotated in has_rope))
+        config = replace(config, layer_ropes=tuple(config.rope if is_rotated else None for is_rotated in has_rope))
         has_bias = bool(raw.get("attention_bias", False))
         return VariantModel(config, DecoderVariant(has_qkv_bias=has_bias, has_output_bias=has_bias))
 
 
 def _layers_with_rope(raw: Mapping[str, Any], num_layers: int) -> list[bool]:
-    """Which layers have rotary positions: `no_rope_layers` has a 1 for each that does, despite its name."""
-    given = raw.get("no_rope_layers")
-    if given is None:
+    """Return whether each layer has rotary positions: `no_rope_layers` has a 1 if it does, despite the field's name."""
+    flags = raw.get("no_rope_layers")
+    if flags is None:
         interval = raw.get("no_rope_layer_interval", 4)
         if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
             raise ConfigError(f"no_rope_layer_interval in config.json should be a positive integer, got {interval!r}.")
         return [(layer + 1) % interval != 0 for layer in range(num_layers)]
-    if not isinstance(given, list) or len(given) < num_layers or not set(given) <= {0, 1}:
+    if not isinstance(flags, list) or len(flags) < num_layers or not set(flags) <= {0, 1}:
         raise ConfigError(f"no_rope_layers in config.json should list num_hidden_layers ({num_layers}) zeros and ones.")
-    return [bool(rotated) for rotated in given[:num_layers]]
+    return [bool(flag) for flag in flags[:num_layers]]
 
 
 SMOLLM3 = SmolLM3Architecture()

@@ -1,4 +1,4 @@
-"""StableLM 2 and StableLM 3B as graphs: LayerNorm, and rotary positions in the first part of each head.
+"""StableLM 2 and StableLM 3B as graphs: LayerNorm, and rotation of the first elements of each head only.
 
 StableLM 2 (Bellagente et al. 2024, arXiv:2402.17834).
 """

@@ -1,5 +1,6 @@
-"""StarCoder2 as a graph: Llama's attention with GPT-2's norms and feed-forward network (Lozhkov et al. 2024,
-arXiv:2402.19173).
+"""StarCoder2 as a graph: Llama's attention with GPT-2's norms and feed-forward network.
+
+Source: Lozhkov et al. 2024, arXiv:2402.19173.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Falcon-H1 as a graph (Zuo et al. 2025, arXiv:2507.22448): attention and a Mamba 2 mixer side by side in every layer.
+"""Falcon-H1 as a graph (Zuo et al. 2025, arXiv:2507.22448): attention and a Mamba 2 mixer in parallel in every layer.
 
 Both read the same normed input, and their outputs are added. Multipliers from training (maximal update
-parametrisation) scale embeddings, keys, gates, parts of projections, outputs and logits.
+parametrisation) scale embeddings, keys, gates, slices of projections, outputs and logits.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ _FIELDS: FieldTable = {
 
 @dataclass(frozen=True, slots=True)
 class _HybridMixer:
-    """Writes attention and the mixer of a layer, and adds their outputs, each times its multiplier."""
+    """Writes attention and the Mamba 2 mixer of a layer, and adds their outputs, each times its multiplier."""
 
     config: DecoderConfig
-    recurrent: Mamba2Config
+    mamba: Mamba2Config
     has_bias: bool
-    recurrent_factor: float
-    input_factor: float
+    mamba_factor: float
+    attention_input_factor: float
     key_factor: float
     attention_factor: float
 
@@ -79,10 +79,10 @@ class _HybridMixer:
         self, builder: GraphBuilder, x_TD: Value, rope_table_TR: Value | None, inputs: StepInputs, layer: int
     ) -> Value:
         base = f"model.layers.{layer}"
-        recurrent_TD = mamba2_mixer(builder, x_TD, inputs, layer, self.recurrent, f"{base}.mamba")
-        attended_TD = attention(
+        mamba_TD = mamba2_mixer(builder, x_TD, inputs, layer, self.mamba, f"{base}.mamba")
+        attention_TD = attention(
             builder,
-            scaled(builder, x_TD, self.input_factor),
+            scaled(builder, x_TD, self.attention_input_factor),
             rope_table_TR,
             inputs,
             self.config,
@@ -93,8 +93,8 @@ class _HybridMixer:
             has_output_bias=self.has_bias,
             scale=self.config.head_dim**-0.5 * self.key_factor,
         )
-        recurrent_TD = scaled(builder, recurrent_TD, self.recurrent_factor)
-        out_TD: Value = builder.op("add", scaled(builder, attended_TD, self.attention_factor), recurrent_TD)
+        mamba_TD = scaled(builder, mamba_TD, self.mamba_factor)
+        out_TD: Value = builder.op("add", scaled(builder, attention_TD, self.attention_factor), mamba_TD)
         return out_TD
 
 
@@ -110,9 +110,9 @@ class _FeedForward:
         prefix, config = f"model.layers.{layer}.feed_forward", self.config
         if self.gate_factor == 1.0:
             return scaled(builder, swiglu_mlp(builder, x_TD, config, prefix), self.factor)
-        inner = (config.intermediate_size, config.hidden_size)
-        gate_ID, up_ID = (builder.parameter(f"{prefix}.{name}_proj.weight", inner) for name in ("gate", "up"))
-        down_DI = builder.parameter(f"{prefix}.down_proj.weight", inner[::-1])
+        shape = (config.intermediate_size, config.hidden_size)
+        gate_ID, up_ID = (builder.parameter(f"{prefix}.{name}_proj.weight", shape) for name in ("gate", "up"))
+        down_DI = builder.parameter(f"{prefix}.down_proj.weight", shape[::-1])
         with builder.scope(prefix):
             gate_TI = scaled(builder, builder.op("linear", x_TD, gate_ID), self.gate_factor)
             inner_TI = builder.op("silu_mul", gate_TI, builder.op("linear", x_TD, up_ID))
@@ -124,7 +124,7 @@ class FalconH1:
     """A Falcon-H1 model."""
 
     config: DecoderConfig
-    recurrent: Mamba2Config
+    mamba: Mamba2Config
     variant: DecoderVariant
 
     def build(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Value:
@@ -132,16 +132,16 @@ class FalconH1:
         return variant_decoder(builder, inputs, self.config, max_model_len, self.variant)
 
     def cache_layout(self) -> tuple[LayerCache, ...]:
-        """Keys and values of all tokens, and a state of each sequence, in every layer."""
+        """Return what layers cache: keys and values of all tokens, and a state of each sequence, in every layer."""
         heads, head_dim = self.config.num_key_value_heads, self.config.head_dim
-        return (Hybrid(Paged(heads, head_dim, head_dim), self.recurrent.state),) * self.config.num_hidden_layers
+        return (Hybrid(Paged(heads, head_dim, head_dim), self.mamba.state),) * self.config.num_hidden_layers
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
-        """Slice the projections out of the stored ones, and give the last norm the name that decoders have for it."""
-        parts = {"model.norm.weight": TensorSlice("model.final_layernorm.weight")}
+        """Slice the mixers' projections out of the stored ones, and rename the last norm."""
+        slices = {"model.norm.weight": TensorSlice("model.final_layernorm.weight")}
         for layer in range(self.config.num_hidden_layers):
-            parts.update(self.recurrent.slices(f"model.layers.{layer}.mamba"))
-        return AdaptedTensors(stored, parts)
+            slices.update(self.mamba.slices(f"model.layers.{layer}.mamba"))
+        return AdaptedTensors(stored, slices)
 
 
 class FalconH1Architecture:
@@ -153,17 +153,17 @@ class FalconH1Architecture:
     def create(self, raw: Mapping[str, Any]) -> FalconH1:
         """Create the model of a config.json; ConfigError names a bad field."""
         fields = {name: value for name, value in raw.items() if value is not None}
-        for name in ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers"):  # not of this family
+        for name in ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers"):  # without effect
             fields.pop(name, None)
         config = read_decoder_config(fields, defaults=_DEFAULTS)
-        recurrent = read_mixer(fields, config)
+        mamba = read_mixer(fields, config)
         gate_factor, factor = read_numbers(fields, "mlp_multipliers", 2, default=1.0)
         mixer = _HybridMixer(
             config,
-            recurrent,
+            mamba,
             has_bias=bool(fields.get("attention_bias", False)),
-            recurrent_factor=positive_number(fields, "ssm_out_multiplier", default=1.0),
-            input_factor=positive_number(fields, "attention_in_multiplier", default=1.0),
+            mamba_factor=positive_number(fields, "ssm_out_multiplier", default=1.0),
+            attention_input_factor=positive_number(fields, "attention_in_multiplier", default=1.0),
             key_factor=positive_number(fields, "key_multiplier", default=1.0),
             attention_factor=positive_number(fields, "attention_out_multiplier", default=1.0),
         )
@@ -174,7 +174,7 @@ class FalconH1Architecture:
             attention=mixer,
             mlp=_FeedForward(config, gate_factor, factor),
         )
-        return FalconH1(config, recurrent, variant)
+        return FalconH1(config, mamba, variant)
 
 
 FALCON_H1 = FalconH1Architecture()

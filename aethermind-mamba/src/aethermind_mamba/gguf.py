@@ -1,4 +1,4 @@
-"""Mamba 2, Falcon-H1 and LFM2 in GGUF files."""
+"""GGUF files of Mamba 2, Falcon-H1 and LFM2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LLAMA_3 = SplitRule(GPT_4, ignore_merges=True, adds_bos=True)
 
 
 def _mixer(name: str) -> dict[str, str]:
-    """GGUF's names of the tensors of a Mamba 2 mixer that is called `name` in a layer."""
+    """Map GGUF's names of the tensors of a Mamba 2 mixer to Hugging Face's, where the mixer is called `name`."""
     return {
         "ssm_in": f"{name}.in_proj",
         "ssm_conv1d": f"{name}.conv1d",
@@ -34,15 +34,15 @@ _TRANSFORMS = {
     "ssm_d": _FLAT,
     "ssm_norm.weight": _FLAT,
 }
-"""A itself is stored, as a matrix of one column like D, and the norm with a row for each group."""
+"""GGUF files have A instead of A_log. A and D are matrices with one column; norms are matrices with a row per group."""
 
 
 def _derive_mamba2(fields: Fields) -> dict[str, Any]:
-    """The length of a context in the files is arbitrary, and their sizes are those of all heads together."""
-    inner = fields["intermediate_size"]
+    """Return fields that follow from the size of all heads together; drop the context length, which is arbitrary."""
+    inner_size = fields["intermediate_size"]
     return {
-        "head_dim": inner // fields["num_heads"],
-        "expand": inner / fields["hidden_size"],
+        "head_dim": inner_size // fields["num_heads"],
+        "expand": inner_size / fields["hidden_size"],
         "num_attention_heads": fields["num_heads"],
         "max_position_embeddings": None,
     }
@@ -70,7 +70,7 @@ FALCON_H1 = GgufFamily(
     "FalconH1ForCausalLM",
     {"falcon-h1": _LLAMA_3},
     modules={
-        "ffn_norm": "pre_ff_layernorm.weight",  # its name has no ending
+        "ffn_norm": "pre_ff_layernorm.weight",  # some files have no suffix `.weight` here
         "ffn_norm.weight": "pre_ff_layernorm.weight",
         **{f"ffn_{name}": f"feed_forward.{name}_proj" for name in ("gate", "up", "down")},
         **_mixer("mamba"),
@@ -92,15 +92,15 @@ FALCON_H1 = GgufFamily(
         "projectors_bias": "ssm_out.bias",
     },
 )
-"""The converter multiplies weights by the model's multipliers."""
+"""The files have no multipliers: the converter multiplies the weights by them."""
 
 
 def _derive_lfm2(fields: Fields) -> dict[str, Any]:
-    """The files say how many heads have keys and values in each layer: none in those with a convolution."""
-    heads = [int(count) for count in fields["num_key_value_heads"]]
+    """Return fields that follow from the number of key-value heads of each layer, 0 in layers with a convolution."""
+    num_kv_heads = [int(count) for count in fields["num_key_value_heads"]]
     return {
-        "num_key_value_heads": max(heads),
-        "layer_types": ["full_attention" if count else "conv" for count in heads],
+        "num_key_value_heads": max(num_kv_heads),
+        "layer_types": ["full_attention" if count else "conv" for count in num_kv_heads],
     }
 
 

@@ -1,6 +1,6 @@
 """LFM2 as a graph (Liquid AI 2025, arXiv:2511.23404): gated short convolutions in most layers, attention in the others.
 
-A short convolution sees the last few tokens only, so that such a layer keeps a state of a few rows of each sequence.
+A short convolution reads the last few tokens only, so the state of a sequence in such a layer is a few rows.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _FIELDS: FieldTable = {
 
 @dataclass(frozen=True, slots=True)
 class _HybridMixer:
-    """Writes the convolution or the attention of a layer."""
+    """Writes the short convolution or the attention of a layer, for `DecoderVariant.attention`."""
 
     config: DecoderConfig
     convolution: ShortConvConfig
@@ -91,7 +91,7 @@ _RENAMED = {
     "mlp.up_proj": "feed_forward.w3",
     "mlp.down_proj": "feed_forward.w2",
 }
-"""The names that decoders have for modules of a layer, and those of a checkpoint."""
+"""The graph's names of modules of a layer, with the checkpoint's names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,18 +102,18 @@ class Lfm2(VariantModel):
     has_attention: tuple[bool, ...]
 
     def cache_layout(self) -> tuple[LayerCache, ...]:
-        """Keys and values of all tokens in layers with attention, the last rows of each sequence in the others."""
+        """Return what layers cache: keys and values of all tokens with attention, a state of each sequence without."""
         return hybrid_layout(self.config, self.convolution.state, self.has_attention)
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
-        """Give modules the names that decoders have for them, and slice the projections of convolutions."""
-        parts = {"model.norm.weight": TensorSlice("model.embedding_norm.weight")}
+        """Rename modules, and slice the projections of convolutions out of the stored ones."""
+        slices = {"model.norm.weight": TensorSlice("model.embedding_norm.weight")}
         for layer in range(self.config.num_hidden_layers):
             base = f"model.layers.{layer}"
             for name, stored_name in _RENAMED.items():
-                parts[f"{base}.{name}.weight"] = TensorSlice(f"{base}.{stored_name}.weight")
-            parts.update(self.convolution.slices(f"{base}.conv"))
-        return AdaptedTensors(stored, parts)
+                slices[f"{base}.{name}.weight"] = TensorSlice(f"{base}.{stored_name}.weight")
+            slices.update(self.convolution.slices(f"{base}.conv"))
+        return AdaptedTensors(stored, slices)
 
 
 class Lfm2Architecture:
@@ -127,13 +127,13 @@ class Lfm2Architecture:
         fields = {**_DEFAULTS, **{name: value for name, value in raw.items() if value is not None}}
         if "rope_parameters" in fields:
             fields["rope_parameters"] = {"rope_theta": fields["rope_theta"], **fields["rope_parameters"]}
-        kinds, indices, *_ = (
+        layer_types, indices, *_ = (
             fields.pop(name, None) for name in ("layer_types", "full_attn_idxs", "sliding_window", "use_sliding_window")
         )
         fields["tie_word_embeddings"] = fields.get("tie_embedding", fields["tie_word_embeddings"])
         fields["intermediate_size"] = _intermediate_size(fields)
         config = read_decoder_config(fields, defaults={}, names={"rms_norm_eps": "norm_eps"})
-        has_attention = _attention_layers(kinds, indices, config.num_hidden_layers)
+        has_attention = _attention_layers(layer_types, indices, config.num_hidden_layers)
         convolution = ShortConvConfig(
             config.hidden_size, positive_int(fields, "conv_L_cache"), has_bias=bool(fields.get("conv_bias", False))
         )
@@ -146,7 +146,11 @@ class Lfm2Architecture:
 
 
 def _intermediate_size(fields: Mapping[str, Any]) -> int:
-    """The inner width of feed-forward networks: two thirds of the one in config.json, rounded up, if that says so."""
+    """Return the intermediate size of feed-forward networks.
+
+    With `block_auto_adjust_ff_dim` it is two thirds of the field in config.json, times a factor, rounded up to a
+    multiple of `block_multiple_of`.
+    """
     name = "block_ff_dim" if "block_ff_dim" in fields else "intermediate_size"
     width = positive_int(fields, name, default=12288)
     if not fields["block_auto_adjust_ff_dim"]:
@@ -156,13 +160,13 @@ def _intermediate_size(fields: Mapping[str, Any]) -> int:
     return -(-width // multiple) * multiple
 
 
-def _attention_layers(kinds: Any, indices: Any, num_layers: int) -> tuple[bool, ...]:
-    """Whether each layer has attention, by `layer_types`, or by `full_attn_idxs`, the layers that do."""
-    if kinds is None:
+def _attention_layers(layer_types: Any, indices: Any, num_layers: int) -> tuple[bool, ...]:
+    """Return whether each layer has attention: by `layer_types`, or if that is None, by `full_attn_idxs`."""
+    if layer_types is None:
         if indices is not None and not isinstance(indices, list):
             raise ConfigError(f"full_attn_idxs in config.json should be a list of layers, got {indices!r:.80}.")
         return tuple(indices is None or layer in indices for layer in range(num_layers))
-    return read_attention_layers(kinds, "conv", num_layers)
+    return read_attention_layers(layer_types, "conv", num_layers)
 
 
 LFM2 = Lfm2Architecture()

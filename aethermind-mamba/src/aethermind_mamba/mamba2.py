@@ -40,7 +40,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "layer_norm_epsilon": 1e-5,
 }
 _MAX_LENGTH = 2**18
-"""The longest context, where config.json names none: states have no limit, but a step's inputs have."""
+"""The longest context if config.json has no field for it. States do not limit the context, but a step's inputs do."""
 
 _DECODER_FIELDS = (
     "vocab_size",
@@ -83,26 +83,26 @@ class Mamba2:
         residual_TD = embedding(builder, inputs, config, table)
         x_TD = builder.op("rms_norm", residual_TD, self._norm(builder, "layers.0.norm"), eps=eps)
         for layer in range(config.num_hidden_layers):
-            mixed_TD = mamba2_mixer(builder, x_TD, inputs, layer, self.mixer, f"backbone.layers.{layer}.mixer")
+            out_TD = mamba2_mixer(builder, x_TD, inputs, layer, self.mixer, f"backbone.layers.{layer}.mixer")
             is_last = layer == config.num_hidden_layers - 1
             if is_last:
-                mixed_TD, residual_TD = (
-                    builder.op("gather_rows", value, inputs.logits_rows) for value in (mixed_TD, residual_TD)
+                out_TD, residual_TD = (
+                    builder.op("gather_rows", value, inputs.logits_rows) for value in (out_TD, residual_TD)
                 )
             norm_D = self._norm(builder, "norm_f" if is_last else f"layers.{layer + 1}.norm")
-            x_TD, residual_TD = builder.op("add_rms_norm", mixed_TD, residual_TD, norm_D, eps=eps)
+            x_TD, residual_TD = builder.op("add_rms_norm", out_TD, residual_TD, norm_D, eps=eps)
         return lm_head(builder, x_TD, config, table if config.tie_word_embeddings else "lm_head.weight")
 
     def cache_layout(self) -> tuple[LayerCache, ...]:
-        """A state of each sequence in every layer."""
+        """Return what layers cache: a state of each sequence."""
         return (self.mixer.state,) * self.config.num_hidden_layers
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
-        """Slice the projections out of the stored ones. Older checkpoints call the embeddings `embedding`."""
-        parts = {"backbone.embeddings.weight": TensorSlice("backbone.embedding.weight")}
+        """Slice the mixers' projections out of the stored ones, and rename the embeddings of older checkpoints."""
+        slices = {"backbone.embeddings.weight": TensorSlice("backbone.embedding.weight")}
         for layer in range(self.config.num_hidden_layers):
-            parts.update(self.mixer.slices(f"backbone.layers.{layer}.mixer"))
-        return AdaptedTensors(stored, parts)
+            slices.update(self.mixer.slices(f"backbone.layers.{layer}.mixer"))
+        return AdaptedTensors(stored, slices)
 
     def _norm(self, builder: GraphBuilder, name: str) -> Value:
         return builder.parameter(f"backbone.{name}.weight", (self.config.hidden_size,))

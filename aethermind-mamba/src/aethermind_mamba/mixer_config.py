@@ -1,4 +1,4 @@
-"""Mamba 2 mixers in config.json."""
+"""Reads the configuration of Mamba 2 mixers from config.json."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def read_mixer(fields: Mapping[str, Any], config: DecoderConfig) -> Mamba2Config
             f"and mamba_n_heads a multiple of mamba_n_groups ({groups})."
         )
     dt_min, dt_max = read_time_limits(fields)
-    of_input = positive_number(fields, "ssm_in_multiplier", default=1.0)
-    z, x, b, c, dt = (of_input * factor for factor in read_numbers(fields, "ssm_multipliers", 5, default=1.0))
+    input_factor = positive_number(fields, "ssm_in_multiplier", default=1.0)
+    z, x, b, c, dt = (input_factor * factor for factor in read_numbers(fields, "ssm_multipliers", 5, default=1.0))
     return Mamba2Config(
         config.hidden_size,
         heads,
@@ -48,13 +48,14 @@ def read_mixer(fields: Mapping[str, Any], config: DecoderConfig) -> Mamba2Config
 
 
 def read_time_limits(fields: Mapping[str, Any]) -> tuple[float, float]:
-    """Read `time_step_limit` of config.json, [least, greatest]; a greatest of 0 stands for none.
+    """Read `time_step_limit` of config.json; return the lower and the upper limit of time steps, 0 for no upper limit.
 
-    JSON has no infinity, which files write as Infinity or as an object: everything that is no number is none.
+    JSON has no infinity, which files write as Infinity or as an object: an upper limit that is not a finite number is
+    no limit.
     """
     limits: Any = fields.get("time_step_limit") or (0.0, None)
     if not isinstance(limits, list | tuple) or len(limits) != 2 or not isinstance(limits[0], int | float):
         raise ConfigError(f"time_step_limit in config.json should be a list of two numbers, got {limits!r:.80}.")
-    least, greatest = limits
-    is_limit = isinstance(greatest, int | float) and greatest < float("inf")
-    return float(least), float(greatest) if is_limit else 0.0
+    lower, upper = limits
+    has_upper = isinstance(upper, int | float) and upper < float("inf")
+    return float(lower), float(upper) if has_upper else 0.0

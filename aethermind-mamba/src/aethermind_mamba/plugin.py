@@ -1,4 +1,4 @@
-"""What this package registers: three architectures and their GGUF files."""
+"""Registers three architectures and their GGUF files."""
 
 from __future__ import annotations
 

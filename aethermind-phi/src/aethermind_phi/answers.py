@@ -1,4 +1,4 @@
-"""Formats of answers of Phi's chat models."""
+"""Tool call format of Phi's chat models."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from aethermind.text import AnswerFormat
 __all__ = ["PHI3"]
 
 PHI3 = AnswerFormat(tool_call=("<|tool_call|>", "<|/tool_call|>"))
-"""Phi-4-mini writes calls between these tags; Phi-4-reasoning's tags of reasoning are in its vocabulary."""
+"""The format of Phi-4-mini's tool calls. The reasoning tags of Phi-4-reasoning are found in its vocabulary."""

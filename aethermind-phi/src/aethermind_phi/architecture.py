@@ -1,7 +1,7 @@
-"""Phi-3, Phi-3.5, Phi-4 and Phi-4-mini as graphs: Llama, stored with fused projections.
+"""Phi-3, Phi-3.5, Phi-4 and Phi-4-mini as graphs: Llama, whose checkpoints have fused projections.
 
-Phi-3 (Abdin et al. 2024, arXiv:2404.14219), Phi-4 (Abdin et al. 2024, arXiv:2412.08905). Long contexts have LongRoPE
-(Ding et al. 2024, arXiv:2402.13753); Phi-4-mini rotates a part of each head only.
+Phi-3 (Abdin et al. 2024, arXiv:2404.14219), Phi-4 (Abdin et al. 2024, arXiv:2412.08905). Models for long contexts have
+LongRoPE (Ding et al. 2024, arXiv:2402.13753); Phi-4-mini rotates a part of each head only.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ class Phi3:
         return decoder(builder, inputs, self.config, max_model_len, has_qkv_bias=False, has_qk_norm=False)
 
     def cache_layout(self) -> tuple[LayerCache, ...]:
-        """Keys and values of all tokens, or of those in a layer's window."""
+        """Return what layers cache: keys and values of all tokens, or of those in a layer's window."""
         return windowed_layout(self.config)
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
-        """Slice the projections of attention and of the feed-forward networks out of the two stored matrices."""
+        """Slice the projections of attention and of the feed-forward network out of each layer's two fused matrices."""
         config = self.config
-        queries = config.num_attention_heads * config.head_dim
-        keys = queries + config.num_key_value_heads * config.head_dim
-        parts = {}
+        q_end = config.num_attention_heads * config.head_dim
+        k_end = q_end + config.num_key_value_heads * config.head_dim
+        slices = {}
         for layer in range(config.num_hidden_layers):
             base = f"model.layers.{layer}"
             fused = f"{base}.self_attn.qkv_proj.weight"
-            for name, begin, end in (("q", 0, queries), ("k", queries, keys), ("v", keys, None)):
-                parts[f"{base}.self_attn.{name}_proj.weight"] = TensorSlice(fused, begin=begin, end=end)
-            fused, half = f"{base}.mlp.gate_up_proj.weight", config.intermediate_size
-            parts[f"{base}.mlp.gate_proj.weight"] = TensorSlice(fused, end=half)
-            parts[f"{base}.mlp.up_proj.weight"] = TensorSlice(fused, begin=half)
-        return AdaptedTensors(stored, parts)
+            for name, begin, end in (("q", 0, q_end), ("k", q_end, k_end), ("v", k_end, None)):
+                slices[f"{base}.self_attn.{name}_proj.weight"] = TensorSlice(fused, begin=begin, end=end)
+            fused, gate_end = f"{base}.mlp.gate_up_proj.weight", config.intermediate_size
+            slices[f"{base}.mlp.gate_proj.weight"] = TensorSlice(fused, end=gate_end)
+            slices[f"{base}.mlp.up_proj.weight"] = TensorSlice(fused, begin=gate_end)
+        return AdaptedTensors(stored, slices)
 
 
 class Phi3Architecture:

@@ -17,11 +17,11 @@ _FACTORS = {
 }
 
 
-def _longrope(name: str, original: int) -> ModelCase:
-    """A model of 256 positions, of which 128 are in use, that was trained on `original` positions first."""
+def _longrope(name: str, original_context: int) -> ModelCase:
+    """Return a case with LongRoPE: 256 positions, `original_context` before scaling, and max_model_len 128."""
     sizes = {"head_dim": 16, "hidden_size": 64, "max_position_embeddings": 256}
-    rope = {**_FACTORS, "original_max_position_embeddings": original}
-    config = {**_BASE, **sizes, "original_max_position_embeddings": original, "rope_parameters": rope}
+    rope = {**_FACTORS, "original_max_position_embeddings": original_context}
+    config = {**_BASE, **sizes, "original_max_position_embeddings": original_context, "rope_parameters": rope}
     return ModelCase(name, "Phi3ForCausalLM", config, max_model_len=128)
 
 

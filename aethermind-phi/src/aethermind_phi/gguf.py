@@ -1,4 +1,4 @@
-"""Phi-2, Phi-3 and Phi-4 in GGUF files."""
+"""GGUF files of Phi-2, Phi-3 and Phi-4."""
 
 from __future__ import annotations
 

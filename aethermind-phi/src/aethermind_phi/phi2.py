@@ -1,4 +1,4 @@
-"""Phi-1, Phi-1.5 and Phi-2 as graphs: parallel blocks with biases everywhere, and partly rotated heads.
+"""Phi-1, Phi-1.5 and Phi-2 as graphs: parallel blocks with biases in all projections, and partial rotation.
 
 Phi-1 (Gunasekar et al. 2023, arXiv:2306.11644), Phi-1.5 (Li et al. 2023, arXiv:2309.05463).
 """
@@ -39,12 +39,12 @@ _FIELDS: FieldTable = {
 
 @dataclass(frozen=True, slots=True)
 class Phi2(VariantModel):
-    """A Phi model of the first three generations."""
+    """A Phi-1, Phi-1.5 or Phi-2 model."""
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
-        """Give tensors that have other names than Llama's these."""
-        attentions = [f"model.layers.{layer}.self_attn" for layer in range(self.config.num_hidden_layers)]
-        modules = {f"{base}.o_proj": f"{base}.dense" for base in attentions}
+        """Rename the modules that have other names than Llama's."""
+        bases = [f"model.layers.{layer}.self_attn" for layer in range(self.config.num_hidden_layers)]
+        modules = {f"{base}.o_proj": f"{base}.dense" for base in bases}
         modules["model.norm"] = "model.final_layernorm"
         kinds = ("weight", "bias")
         return AdaptedTensors(

@@ -1,4 +1,4 @@
-"""What this package registers: two architectures, an answer format and GGUF files."""
+"""Registers two architectures, an answer format and GGUF files."""
 
 from __future__ import annotations
 

@@ -7,4 +7,4 @@ from aethermind.text import AnswerFormat
 QWEN2 = AnswerFormat(tool_call=("<tool_call>", "</tool_call>"))
 QWEN3 = AnswerFormat(reasoning=("<think>", "</think>"), tool_call=("<tool_call>", "</tool_call>"))
 QWEN3_5 = AnswerFormat(reasoning=("<think>", "</think>"))
-"""Calls of Qwen3.5 are XML with a tag for each parameter, which is returned as text."""
+"""Qwen3.5 writes tool calls as XML with a tag for each parameter. They are not parsed, but returned as text."""

@@ -1,7 +1,7 @@
 """Qwen2, Qwen2.5 and Qwen3 as graphs.
 
-Qwen2 and Qwen2.5 have biases on Q, K and V (Yang et al. 2024, arXiv:2407.10671); Qwen3 has none by default and
-normalises Q and K per head instead (Yang et al. 2025, arXiv:2505.09388). Everything else is the common decoder.
+Qwen2 and Qwen2.5 have biases on Q, K and V (Yang et al. 2024, arXiv:2407.10671). Qwen3 has no biases by default, and
+norms of the heads of Q and K instead (Yang et al. 2025, arXiv:2505.09388). Otherwise they are like Llama.
 """
 
 from __future__ import annotations

@@ -14,14 +14,14 @@ _WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "num_hidden_layers"
 
 
 def _as_transformers_4_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Rewrite a config.json as transformers 4 and the Qwen team write it."""
-    rest = {name: value for name, value in config.items() if name not in ("rope_parameters", "layer_types", "dtype")}
+    """Rewrite a config.json of transformers 5 with the field names of transformers 4."""
+    other = {name: value for name, value in config.items() if name not in ("rope_parameters", "layer_types", "dtype")}
     scaling = {name: value for name, value in config["rope_parameters"].items() if name != "rope_theta"}
-    kind = scaling.pop("rope_type")
+    rope_type = scaling.pop("rope_type")
     return {
-        **rest,
+        **other,
         "rope_theta": config["rope_parameters"]["rope_theta"],
-        "rope_scaling": None if kind == "default" else {"type": kind, **scaling},
+        "rope_scaling": None if rope_type == "default" else {"type": rope_type, **scaling},
         "torch_dtype": config["dtype"],
     }
 
@@ -161,8 +161,8 @@ _QWEN3_NEXT = variations(
     has_float32_parts=True,
 )
 _VISION = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 32}
-_SECTIONED = {"rope_parameters": {**_HYBRID["rope_parameters"], "mrope_section": [1, 1, 0]}}
-"""A rotary embedding with sections for the rows and columns of images, which are equal for text."""
+_MROPE = {"rope_parameters": {**_HYBRID["rope_parameters"], "mrope_section": [1, 1, 0]}}
+"""M-RoPE, which has sections for time, rows and columns of images; for text it equals the usual rotary embedding."""
 _QWEN3_5 = (
     *variations(
         "Qwen3_5ForCausalLM",
@@ -181,14 +181,14 @@ _QWEN3_5 = (
     *variations(
         "Qwen3_5ForConditionalGeneration",
         {"qwen3_5_with_images": {}},
-        base={"text_config": {**_HYBRID, **_SECTIONED}, "vision_config": _VISION},
+        base={"text_config": {**_HYBRID, **_MROPE}, "vision_config": _VISION},
         allows_twice_reference_error=True,
         has_float32_parts=True,
     ),
     *variations(
         "Qwen3_5MoeForConditionalGeneration",
         {"qwen3_5_moe_with_images": {}},
-        base={"text_config": {**_HYBRID_MIXTURE, **_SECTIONED}, "vision_config": _VISION},
+        base={"text_config": {**_HYBRID_MIXTURE, **_MROPE}, "vision_config": _VISION},
         allows_twice_reference_error=True,
         has_float32_parts=True,
     ),

@@ -1,4 +1,4 @@
-"""Qwen2 to Qwen3.5, dense, with experts and with gated delta nets, in GGUF files."""
+"""GGUF files of Qwen2 to Qwen3.5: dense models, mixtures of experts, and models with gated delta nets."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["QWEN2", "QWEN2_MOE", "QWEN3", "QWEN3_5", "QWEN3_5_MOE", "QWEN3_MOE",
 
 Fields = Mapping[str, Any]
 
-# DeepSeek's distilled models use Qwen's vocabulary with other special tokens, under another name.
+# DeepSeek's distilled models have Qwen's vocabulary with other special tokens, and another `tokenizer.ggml.pre`.
 _SPLITS = dict.fromkeys(("qwen2", "deepseek-r1-qwen"), SplitRule(GPT_4_SINGLE_DIGITS, is_nfc=True))
-# Qwen3.5's: marks belong to words.
+# In Qwen3.5's rule, Unicode marks (\p{M}) belong to words.
 _SPLITS_3_5 = {
     "qwen35": SplitRule(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
@@ -29,7 +29,7 @@ QWEN2 = GgufFamily("Qwen2ForCausalLM", _SPLITS, is_writable=True)
 QWEN3 = GgufFamily("Qwen3ForCausalLM", _SPLITS, is_writable=True)
 QWEN2_MOE = GgufFamily("Qwen2MoeForCausalLM", _SPLITS, is_writable=True)
 QWEN3_MOE = GgufFamily("Qwen3MoeForCausalLM", _SPLITS, fields={"norm_topk_prob": True}, is_writable=True)
-"""Files of Qwen3-MoE do not say that weights of a token's experts sum to one; those of all its models do."""
+"""All Qwen3-MoE models renormalise the weights of a token's experts, but the files do not have the field."""
 
 _MODULES = {
     "post_attention_norm": "post_attention_layernorm",
@@ -55,31 +55,37 @@ _METADATA = {
     "layer_types": "attention.recurrent_layers",
 }
 _HYBRID: dict[str, Any] = {"norm_weight_offset": 0.0}
-"""The converter adds 1 to the weights of norms."""
+"""The converter adds 1 to the weights of norms, so the graph must not."""
 _A_LOG = {"ssm_a": GgufTransform(is_negative_exponential=True)}
 
 
 def _derive(fields: Fields) -> dict[str, Any]:
-    """The kinds of layers, of which newer files list the recurrent ones, and the size of a head."""
-    kinds = fields.get("layer_types")
-    if kinds is not None:
-        kinds = ["linear_attention" if is_recurrent else "full_attention" for is_recurrent in kinds]
-        kinds = kinds[: fields["num_hidden_layers"]]
-    width = fields["linear_value_head_dim"] // fields["linear_num_value_heads"]
-    return {"layer_types": kinds, "linear_value_head_dim": width}
+    """Return `layer_types` and the size of a value head.
+
+    Newer files say which layers are recurrent. The files have the size of all value heads together.
+    """
+    layer_types, is_recurrent = None, fields.get("layer_types")
+    if is_recurrent is not None:
+        layer_types = ["linear_attention" if each else "full_attention" for each in is_recurrent]
+        layer_types = layer_types[: fields["num_hidden_layers"]]
+    value_dim = fields["linear_value_head_dim"] // fields["linear_num_value_heads"]
+    return {"layer_types": layer_types, "linear_value_head_dim": value_dim}
 
 
 def _grouped_heads(fields: Fields) -> dict[str, GgufTransform]:
-    """Value heads are stored in turn, one of each key head's, where Qwen3.5 has those of a key head side by side."""
+    """Return transforms that put the value heads of one key head next to each other, as Qwen3.5 has them.
+
+    The files have the first value head of every key head, then the second of every key head, and so on.
+    """
     key_heads, value_heads = fields["linear_num_key_heads"], fields["linear_num_value_heads"]
-    width, num_others = fields["linear_value_head_dim"], 2 * key_heads * fields["linear_key_head_dim"]
+    value_dim, num_qk_rows = fields["linear_value_head_dim"], 2 * key_heads * fields["linear_key_head_dim"]
     heads = np.arange(value_heads).reshape(-1, key_heads).T.reshape(-1)
-    rows = (heads[:, None] * width + np.arange(width)).ravel()
-    behind_keys = GgufTransform(rows=(*range(num_others), *(num_others + rows).tolist()))
+    rows = (heads[:, None] * value_dim + np.arange(value_dim)).ravel()
+    after_qk_rows = GgufTransform(rows=(*range(num_qk_rows), *(num_qk_rows + rows).tolist()))
     by_head, by_row = GgufTransform(rows=tuple(heads.tolist())), GgufTransform(rows=tuple(rows.tolist()))
     return {
-        "attn_qkv.weight": behind_keys,
-        "ssm_conv1d.weight": behind_keys,
+        "attn_qkv.weight": after_qk_rows,
+        "ssm_conv1d.weight": after_qk_rows,
         "attn_gate.weight": by_row,
         "ssm_beta.weight": by_head,
         "ssm_alpha.weight": by_head,

@@ -1,9 +1,9 @@
 """Qwen3-Next and Qwen3.5 (text) as graphs: gated delta nets in most layers, gated attention in the others.
 
-A gated delta net (Yang et al. 2024, arXiv:2412.06464) keeps a state of each sequence instead of keys and values.
-Attention has norms of queries and keys, rotates a part of each head, and its output is multiplied by a sigmoid gate
-(Qiu et al. 2025, arXiv:2505.06708). Weights of norms are stored as their difference from 1, except in GGUF files.
-Feed-forward networks are dense, or mixtures with a shared expert.
+A gated delta net (Yang et al. 2024, arXiv:2412.06464) has a state of each sequence instead of keys and values.
+Attention has norms of queries and keys, rotates a part of each head, and multiplies its output by a sigmoid gate (Qiu
+et al. 2025, arXiv:2505.06708). Checkpoints store the weights of norms minus 1, except GGUF files. Feed-forward networks
+are dense, or mixtures with a shared expert.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MIXTURE: Mapping[str, Any] = {
     "num_experts": 512,
 }
 _MIXTURE_3_5: Mapping[str, Any] = {**_MIXTURE, "num_experts_per_tok": 8, "num_experts": 256, "intermediate_size": 1}
-"""Without dense layers; the width of those is not in config.json."""
+"""All layers are mixtures, and config.json has no `intermediate_size` of dense layers; the 1 here is not used."""
 
 _MTP_PREFIXES = {
     "mtp.pre_fc_norm_embedding.": "mtp.enorm.",
@@ -78,7 +78,10 @@ _IMAGE_FIELDS: FieldTable = {
 
 @dataclass(frozen=True, slots=True)
 class QwenHybridArchitecture:
-    """An architecture with gated delta nets; one with images is the decoder of models that read them, too."""
+    """An architecture with gated delta nets.
+
+    If `has_images`, checkpoints are those of models with a vision encoder, and only the decoder is computed.
+    """
 
     defaults: Mapping[str, Any]
     known_fields: FieldTable
@@ -92,7 +95,7 @@ class QwenHybridArchitecture:
         return self._create(self._decoder_fields(raw))
 
     def create_mtp(self, raw: Mapping[str, Any]) -> MTPModule | None:
-        """Make the first of the layers that draft tokens, which has attention and, in a mixture, experts."""
+        """Make the first MTP module, whose layer has attention and, in a mixture, experts."""
         raw = self._decoder_fields(raw)
         if not raw.get("mtp_num_hidden_layers", 1):
             return None
@@ -107,26 +110,24 @@ class QwenHybridArchitecture:
         return MTPModule(model, _MTP_PREFIXES, {embeddings: "model.embed_tokens.", "lm_head.": "lm_head."})
 
     def _decoder_fields(self, raw: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The fields of the decoder."""
+        """Return the fields of the decoder: those of text_config, and some outside it, if the model has images."""
         if not self.has_images:
             return raw
         text = raw.get("text_config")
         if not isinstance(text, Mapping):
             raise ConfigError("config.json has no text_config, which describes this model's decoder.")
-        beside = ("eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
-        return {**text, **{name: raw[name] for name in beside if raw.get(name) is not None}}
+        outside = ("eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
+        return {**text, **{name: raw[name] for name in outside if raw.get(name) is not None}}
 
     def _create(self, raw: Mapping[str, Any]) -> QwenHybrid:
         fields = {**self.defaults, **{name: value for name, value in raw.items() if value is not None}}
-        kinds, *_ = (fields.pop(name, None) for name in ("layer_types", "sliding_window", "use_sliding_window"))
+        layer_types, *_ = (fields.pop(name, None) for name in ("layer_types", "sliding_window", "use_sliding_window"))
         config = read_decoder_config(fields, defaults={}, has_partial_rotary=True)
-        has_attention = attention_layers(
-            kinds, positive_int(fields, "full_attention_interval"), config.num_hidden_layers
-        )
+        interval, num_layers = positive_int(fields, "full_attention_interval"), config.num_hidden_layers
+        has_attention = attention_layers(layer_types, interval, num_layers)
         mixture = None
         if self.has_mixture:
-            count = config.num_hidden_layers
-            mixture = read_mixture_config(raw, count, defaults=self.defaults, shared_width=_SHARED_WIDTH)
+            mixture = read_mixture_config(raw, num_layers, defaults=self.defaults, shared_width=_SHARED_WIDTH)
         delta_net = read_delta_net(fields, config)
         norm_offset = float(fields.get("norm_weight_offset", 1.0))
         mixer = HybridMixer(config, delta_net, has_attention, bool(fields.get("attention_bias", False)), norm_offset)
@@ -140,16 +141,16 @@ class QwenHybridArchitecture:
             has_attention=has_attention,
             mixture=mixture,
             has_fused_projections=self.has_fused_projections,
-            has_other_parts=self.has_images,
+            has_vision_encoder=self.has_images,
         )
 
 
 def _architecture(
     defaults: Mapping[str, Any], *, has_mixture: bool, has_fused_projections: bool = False, has_images: bool = False
 ) -> QwenHybridArchitecture:
-    table = _MIXTURE_FIELDS if has_mixture else _FIELDS
-    table = {**table, **_IMAGE_FIELDS} if has_images else table
-    return QwenHybridArchitecture(defaults, table, has_mixture, has_fused_projections, has_images)
+    known_fields = _MIXTURE_FIELDS if has_mixture else _FIELDS
+    known_fields = {**known_fields, **_IMAGE_FIELDS} if has_images else known_fields
+    return QwenHybridArchitecture(defaults, known_fields, has_mixture, has_fused_projections, has_images)
 
 
 QWEN3_NEXT = _architecture(_MIXTURE, has_mixture=True, has_fused_projections=True)
@@ -159,6 +160,6 @@ QWEN3_5 = _architecture(_COMMON, has_mixture=False)
 QWEN3_5_MOE = _architecture(_MIXTURE_3_5, has_mixture=True)
 """`Qwen3_5MoeForCausalLM`."""
 QWEN3_5_WITH_IMAGES = _architecture(_COMMON, has_mixture=False, has_images=True)
-"""`Qwen3_5ForConditionalGeneration`: the decoder of the dense models as published; text alone."""
+"""`Qwen3_5ForConditionalGeneration`: the decoder of the published dense models, which read images too."""
 QWEN3_5_MOE_WITH_IMAGES = _architecture(_MIXTURE_3_5, has_mixture=True, has_images=True)
-"""`Qwen3_5MoeForConditionalGeneration`: the decoder of the models with experts as published; text alone."""
+"""`Qwen3_5MoeForConditionalGeneration`: the decoder of the published mixtures of experts, which read images too."""

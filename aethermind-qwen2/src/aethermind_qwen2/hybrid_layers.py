@@ -1,4 +1,4 @@
-"""The layers of Qwen3-Next and Qwen3.5: gated delta nets or gated attention, and how checkpoints store them."""
+"""The layers of Qwen3-Next and Qwen3.5, gated delta nets or gated attention, and how checkpoints store them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["HybridMixer", "QwenHybrid", "attention_layers", "read_delta_net"]
 
 @dataclass(frozen=True, slots=True)
 class HybridMixer:
-    """Writes the gated delta net or the attention of a layer."""
+    """Writes the gated delta net or the attention of a layer, for `DecoderVariant.attention`."""
 
     config: DecoderConfig
     delta_net: DeltaNetConfig
@@ -72,34 +72,34 @@ class QwenHybrid(VariantModel):
     mixture: MixtureConfig | None
     has_fused_projections: bool
     """Whether a checkpoint fuses the projections of gated delta nets head by head."""
-    has_other_parts: bool = False
-    """Whether a checkpoint has other parts besides the decoder, whose tensors then have a prefix."""
+    has_vision_encoder: bool = False
+    """Whether a checkpoint has a vision encoder as well; then the names of the decoder's tensors have a prefix."""
 
     def cache_layout(self) -> tuple[LayerCache, ...]:
-        """Keys and values of all tokens in layers with attention, a state of each sequence in the others."""
+        """Return what layers cache: keys and values of all tokens with attention, a state of each sequence without."""
         return hybrid_layout(self.config, self.delta_net.state, self.has_attention)
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
-        """Slice queries, their gates and the projections of gated delta nets out of stored ones, and stack experts."""
-        if self.has_other_parts:
+        """Slice queries, gates and the projections of gated delta nets out of stored tensors, and stack experts."""
+        if self.has_vision_encoder:
             stored = AdaptedTensors(stored, renamed_prefixes(stored.names, {"model.language_model.": "model."}))
-        parts: dict[str, TensorSlice] = {}
+        slices: dict[str, TensorSlice] = {}
         for layer, has_attention in enumerate(self.has_attention):
             base = f"model.layers.{layer}"
             if has_attention:
-                parts.update(self._queries_and_gates(f"{base}.self_attn"))
+                slices.update(self._queries_and_gates(f"{base}.self_attn"))
             elif self.has_fused_projections:
-                parts.update(self.delta_net.fused_slices(f"{base}.linear_attn"))
+                slices.update(self.delta_net.fused_slices(f"{base}.linear_attn"))
             else:
-                parts.update(self.delta_net.slices(f"{base}.linear_attn"))
-        adapted = AdaptedTensors(stored, parts)
+                slices.update(self.delta_net.slices(f"{base}.linear_attn"))
+        adapted = AdaptedTensors(stored, slices)
         if self.mixture is None:
             return adapted
         stacks = expert_stacks(adapted, self.mixture.expert_modules, self.mixture.num_experts)
         return StackedTensors(adapted, stacks)
 
     def _queries_and_gates(self, prefix: str) -> dict[str, TensorSlice]:
-        """Slices of `q_proj`, whose rows are, head by head, those of the query and of the gate."""
+        """Return slices of `q_proj`, which has for each head the rows of the query, then those of the gate."""
         heads, head_dim = self.config.num_attention_heads, self.config.head_dim
         rows = dict(zip(("q_proj", "gate_proj"), rows_by_head(heads, (head_dim, head_dim)), strict=True))
         return {
@@ -109,11 +109,11 @@ class QwenHybrid(VariantModel):
         }
 
 
-def attention_layers(kinds: Any, interval: int, num_layers: int) -> tuple[bool, ...]:
-    """Whether each layer has attention: as `layer_types` lists, or every so many layers."""
-    if kinds is None:
+def attention_layers(layer_types: Any, interval: int, num_layers: int) -> tuple[bool, ...]:
+    """Return whether each layer has attention: as `layer_types` says, or if that is None, every `interval`-th layer."""
+    if layer_types is None:
         return tuple((layer + 1) % interval == 0 for layer in range(num_layers))
-    return read_attention_layers(kinds, "linear_attention", num_layers)
+    return read_attention_layers(layer_types, "linear_attention", num_layers)
 
 
 def read_delta_net(fields: Mapping[str, Any], config: DecoderConfig) -> DeltaNetConfig:

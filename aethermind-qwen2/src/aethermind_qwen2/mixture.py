@@ -1,7 +1,7 @@
 """Qwen2-MoE (Qwen1.5-MoE, Qwen2-57B-A14B) and Qwen3-MoE as graphs: Qwen's decoders with mixture-of-experts layers.
 
-Qwen2-MoE has a shared expert besides the routed experts (Yang et al. 2024, arXiv:2407.10671);
-Qwen3-MoE has none (Yang et al. 2025, arXiv:2505.09388).
+Qwen2-MoE has a shared expert in addition to the routed experts (Yang et al. 2024, arXiv:2407.10671); Qwen3-MoE has no
+shared expert (Yang et al. 2025, arXiv:2505.09388).
 """
 
 from __future__ import annotations

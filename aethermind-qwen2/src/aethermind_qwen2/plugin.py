@@ -1,4 +1,4 @@
-"""What this package registers: architectures, their answer formats and GGUF files, and the demo model."""
+"""Registers this package's architectures, their answer formats and GGUF files, and the demo model."""
 
 from __future__ import annotations
 

@@ -6,8 +6,9 @@
     y = eager.Eager(device="numpy").silu(x)        # another device; cuda uploads and downloads
     packed = eager.pack("linear", "weight", w)     # for repeated calls: eager.linear(x, packed)
 
-Every operator of the catalog and of plugins is a function here; `aethermind ops` lists them. Arrays in host memory are
-computed on the `cpu` device, or on `numpy` where `cpu` is not installed; those in the memory of a device there.
+Every operator of the catalog and of plugins is a function here; `aethermind ops` lists them. Calls with arrays in host
+memory run on the device `cpu`, or on `numpy` if `cpu` is not installed; calls with arrays in the memory of another
+device run on that device.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
-"""The kinds of arrays that eager calls accept: NumPy arrays, torch tensors and packed weights.
+"""The kinds of arrays that eager calls accept: NumPy arrays, torch tensors, tensors in device memory, packed weights.
 
-torch is never imported: an array can be a torch tensor only if its caller has imported torch.
+torch is imported only to make torch tensors: an array can be a torch tensor only if its caller has imported torch.
+
+For a device with memory of its own, `DeviceArrays` uploads arrays in host memory. A tensor that is in the device's
+memory already is used there, whether it is a `hal.Tensor` or another library's (by DLPack). The first array decides
+what results are: NumPy arrays, torch tensors on its device, or `hal.Tensor`.
 """
 
 from __future__ import annotations
@@ -9,11 +13,13 @@ import ctypes
 import math
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aethermind.errors import OperatorError
+from aethermind.hal.device import DeviceId
+from aethermind.hal.dlpack import HOST, ExportedTensor, tensor_from_dlpack
 from aethermind.hal.dtype import DType
 from aethermind.hal.memory import MemoryKind
 from aethermind.hal.tensor import Tensor
@@ -23,16 +29,19 @@ if TYPE_CHECKING:
     from aethermind.hal.backend import Backend
     from aethermind.hal.memory import Buffer
     from aethermind.ops.operator import Operator
+    from aethermind.runtime import OpenDevice
 
 __all__ = [
     "Array",
     "ArrayKind",
+    "DeviceArrays",
     "NotInHostMemoryError",
     "NumpyKind",
     "PackedKind",
     "PackedWeight",
     "TensorKind",
     "TorchKind",
+    "dlpack_device",
     "kind_of",
     "pack_into",
     "pack_weight",
@@ -43,29 +52,29 @@ Array = Any
 
 
 class NotInHostMemoryError(OperatorError):
-    """An array is in the memory of a device, and the call is for arrays in host memory."""
+    """Raised for an array in the memory of a device in a call for arrays in host memory."""
 
 
 class ArrayKind(Protocol):
-    """The interface of eager calls to one library's arrays."""
+    """One kind of arrays, such as NumPy's: the functions through which eager calls use arrays of the kind."""
 
     def address(self, array: Array) -> int | None:
         """Return the address of the first element; None unless the array is row-major, aligned and in host memory."""
 
-    def settled(self, array: Array) -> Array:
-        """Return the array itself, or a copy that has an address. OperatorError for one that cannot be read."""
+    def contiguous(self, array: Array) -> Array:
+        """Return an array that has an address: itself, or a row-major copy. OperatorError if it cannot be read."""
 
     def is_writable(self, array: Array) -> bool:
         """Whether the array may be written to."""
 
     def dtype(self, array: Array) -> DType:
-        """Return the element type; InvalidArgumentError for one that operators do not have."""
+        """Return the element type; InvalidArgumentError for one that operators do not compute with."""
 
     def new(self, dtype: DType, shape: tuple[int, ...]) -> Callable[[], Array]:
         """Return a function that makes an uninitialised array."""
 
     def numpy(self, array: Array) -> Any:
-        """Return a NumPy array on the same memory."""
+        """Return a NumPy array on the same memory, or a copy of it in host memory."""
 
 
 def kind_of(array: Array) -> ArrayKind:
@@ -84,13 +93,13 @@ class NumpyKind:
     """`numpy.ndarray`; bfloat16 and float8 are dtypes of `ml_dtypes`."""
 
     def __init__(self) -> None:
-        self._data = _data_reader()
+        self._data_pointer = _data_pointer_reader()
 
     def address(self, array: Array) -> int | None:
         flags = array.flags
-        return self._data(array) if flags.c_contiguous and flags.aligned else None
+        return self._data_pointer(array) if flags.c_contiguous and flags.aligned else None
 
-    def settled(self, array: Array) -> Array:
+    def contiguous(self, array: Array) -> Array:
         import numpy as np
 
         return np.require(array, None, ["C_CONTIGUOUS", "ALIGNED"])
@@ -123,7 +132,7 @@ class TorchKind:
         address: int = array.data_ptr()
         return address
 
-    def settled(self, array: Array) -> Array:
+    def contiguous(self, array: Array) -> Array:
         if not array.is_cpu:
             raise NotInHostMemoryError(
                 f"A torch tensor is on {array.device}, and no installed backend computes there; call .cpu() first."
@@ -149,7 +158,7 @@ class TorchKind:
 
     def numpy(self, array: Array) -> Any:
         dtype = self.dtype(array)
-        if dtype in (DType.BFLOAT16, DType.FLOAT8_E4M3FN):  # these dtypes are those of ml_dtypes in NumPy
+        if dtype in (DType.BFLOAT16, DType.FLOAT8_E4M3FN):  # in NumPy these are dtypes of ml_dtypes
             integers = self._torch.int16 if dtype is DType.BFLOAT16 else self._torch.int8
             return array.view(integers).numpy().view(dtype.numpy)
         return array.numpy()
@@ -165,7 +174,7 @@ class TensorKind:
         address: int | None = array.address if array.is_contiguous else None
         return address
 
-    def settled(self, array: Array) -> Array:
+    def contiguous(self, array: Array) -> Array:
         raise OperatorError(
             f"Operators take row-major tensors, got shape {array.shape} with strides {array.strides}; copy it first."
         )
@@ -191,10 +200,11 @@ class TensorKind:
 
 
 @cache
-def _data_reader() -> Callable[[Array], int]:
-    """Return a function equivalent to `array.ctypes.data`, which is slow, reading the pointer directly if possible.
+def _data_pointer_reader() -> Callable[[Array], int]:
+    """Return a function from a NumPy array to the address of its elements, faster than `array.ctypes.data`.
 
-    NumPy's C API defines that the pointer to the elements follows the object's header.
+    NumPy's C API defines that the pointer to the elements follows the object's header. The function reads it there, if
+    that agrees with `array.ctypes.data` for some arrays; else the function is `array.ctypes.data`.
     """
     import numpy as np
 
@@ -204,14 +214,15 @@ def _data_reader() -> Callable[[Array], int]:
         return pointer_at(id(array) + offset).value
 
     probes: list[Array] = [np.zeros(3), np.zeros((2, 5), np.int8)[1:], np.zeros(8, np.uint8).view(np.float64)]
-    is_as_defined = sys.implementation.name == "cpython" and all(read(array) == array.ctypes.data for array in probes)
-    return read if is_as_defined else lambda array: int(array.ctypes.data)
+    agrees = sys.implementation.name == "cpython" and all(read(array) == array.ctypes.data for array in probes)
+    return read if agrees else lambda array: int(array.ctypes.data)
 
 
 class PackedWeight:
     """A weight for one input of one operator on one device, passed instead of the array. `Eager.pack` returns it.
 
-    It keeps a reference to the array, which must not change, and packs it when a kernel first needs a layout.
+    It has a reference to the array, which must not change. It packs the array into a kernel's layout when a kernel
+    first needs that layout.
     """
 
     __slots__ = ("_copies", "_lock", "array", "backend", "dtype", "input", "kind", "operator", "shape")
@@ -221,7 +232,7 @@ class PackedWeight:
         self.input = input
         self.backend = backend
         self.kind = kind
-        self.array = array if kind.address(array) is not None else kind.settled(array)
+        self.array = array if kind.address(array) is not None else kind.contiguous(array)
         self.dtype = array.dtype
         self.shape = array.shape
         self._lock = threading.Lock()
@@ -231,7 +242,7 @@ class PackedWeight:
         return f"<packed {self.dtype} {list(self.shape)} for {self.operator}'s {self.input!r} on {self.backend.name}>"
 
     def address(self, pack: Pack) -> int:
-        """Return the address of the copy in this layout, which is made if there is none."""
+        """Return the address of the weight in this layout; packs the weight at the first call."""
         with self._lock:
             copy = self._copies.get(pack.name)
             if copy is None:
@@ -242,7 +253,7 @@ class PackedWeight:
 
 
 class PackedKind:
-    """The kind of packed weights for one input; OperatorError for those that were packed for another one."""
+    """The kind of weights that were packed for one input; OperatorError for one that was packed for another input."""
 
     def __init__(self, weight: PackedWeight, operator: str, input: str, backend: Backend) -> None:
         self._kind = weight.kind
@@ -256,7 +267,7 @@ class PackedKind:
         return self._kind.address(array.array)
 
     def packed_address(self, pack: Pack) -> Callable[[Array], int]:
-        """Return a function to the address of a weight's copy in this layout."""
+        """Return a function from a packed weight to its address in this layout."""
 
         def address(array: Array) -> int:
             self._check(array)
@@ -265,7 +276,7 @@ class PackedKind:
 
         return address
 
-    def settled(self, array: Array) -> Array:
+    def contiguous(self, array: Array) -> Array:
         return array
 
     def is_writable(self, array: Array) -> bool:
@@ -291,7 +302,7 @@ class PackedKind:
 
 
 def pack_into(buffer: Buffer, pack: Pack, array: Any, backend: Backend) -> None:
-    """Pack a NumPy array into device memory, by way of host memory where the host cannot write there."""
+    """Pack a NumPy array into device memory; if the host cannot write there, pack in host memory and copy."""
     if buffer.is_host_accessible or not buffer.nbytes:
         pack.pack(array, buffer.address)
         return
@@ -302,7 +313,7 @@ def pack_into(buffer: Buffer, pack: Pack, array: Any, backend: Backend) -> None:
 
 
 def pack_weight(operator: Operator, input: str, array: Array, backend: Backend) -> PackedWeight:
-    """Pack a weight for repeated calls; OperatorError where the operator has no such weight."""
+    """Return a weight packed for repeated calls; OperatorError if the operator has no weight of this name."""
     weights = {spec.name: spec for spec in operator.schema.inputs if spec.kind == "W"}
     if input not in weights:
         raise OperatorError(
@@ -311,3 +322,106 @@ def pack_weight(operator: Operator, input: str, array: Array, backend: Backend) 
         )
     kind = TensorKind(backend) if isinstance(array, Tensor) else kind_of(array)
     return PackedWeight(operator.name, input, array, kind, backend)
+
+
+def dlpack_device(array: Array) -> tuple[int, int] | None:
+    """Return (device type, index) of an array in the memory of a device; None for host memory and for other objects."""
+    if not hasattr(array, "__dlpack_device__"):
+        return None
+    device_type, index = map(int, array.__dlpack_device__())
+    return None if device_type == HOST else (device_type, index)
+
+
+class DeviceArrays:
+    """Moves the arrays of calls to one device with memory of its own, and back."""
+
+    def __init__(self, opened: OpenDevice) -> None:
+        self._backend = opened.backend
+        self._device = opened.device
+        self._kind = TensorKind(opened.backend)
+
+    def tensor(self, array: Array) -> Any:
+        """Return an array as a tensor of the device: itself, a view of memory that is there, or a copy."""
+        if array is None or isinstance(array, PackedWeight):
+            return array
+        if isinstance(array, Tensor):
+            if array.buffer.device != self._device:
+                raise OperatorError(
+                    f"The tensor is on {array.buffer.device}, and the call is for {self._device}; copy it there first."
+                )
+            return array
+        if dlpack_device(array) is not None:
+            return tensor_from_dlpack(array, self._device_of)
+        kind = kind_of(array)
+        host = kind.numpy(array if kind.address(array) is not None else kind.contiguous(array))
+        tensor: Tensor = self._kind.new(kind.dtype(array), tuple(array.shape))()
+        self._backend.transfer.copy(tensor, Tensor.of_numpy(host, self._device))
+        return tensor
+
+    def numpy(self, tensor: Tensor) -> Any:
+        """Return a copy of a tensor as a NumPy array."""
+        return self._kind.numpy(tensor)
+
+    def download(self, arrays: Sequence[Array | None], tensors: Sequence[Any], results: Any) -> Any:
+        """Return the results of a call as arrays of the kind of its first array.
+
+        `tensors` are the inputs on the device that were made of `arrays`. An input that the call changed in place is
+        written back to its array.
+        """
+        first = next((array for array in arrays if array is not None), None)
+        downloaded = []
+        for result in results if isinstance(results, tuple) else (results,):
+            position = next((index for index, tensor in enumerate(tensors) if tensor is result), None)
+            original = None if position is None else arrays[position]
+            if original is None:
+                downloaded.append(self._in_kind(result, first))
+            elif original is not result and dlpack_device(original) is None:
+                kind_of(original)
+                _write_back(original, self.numpy(result))
+                downloaded.append(original)
+            else:
+                downloaded.append(original)
+        return tuple(downloaded) if isinstance(results, tuple) else downloaded[0]
+
+    def _in_kind(self, result: Tensor, first: Array) -> Any:
+        """Return a result as an array of the kind of `first`, the first array of the call."""
+        first = first.array if isinstance(first, PackedWeight) else first
+        if isinstance(first, Tensor):
+            return result
+        if dlpack_device(first) is not None:
+            device_type = self._backend.capabilities.dlpack_device_type
+            assert device_type is not None, "an array was imported from such a device"
+            exported = ExportedTensor(result, device_type)
+            return _torch().from_dlpack(exported) if _is_torch(first) else exported
+        return _to_torch(self.numpy(result)) if _is_torch(first) else self.numpy(result)
+
+    def _device_of(self, device_type: int, index: int) -> DeviceId | None:
+        """Return this device if DLPack's type and index name it, else None."""
+        is_here = (device_type, index) == (self._backend.capabilities.dlpack_device_type, self._device.index)
+        return self._device if is_here else None
+
+
+def _is_torch(array: Array) -> bool:
+    return not isinstance(kind_of(array), NumpyKind)
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+def _to_torch(array: Any) -> Any:
+    """Return a torch tensor on the memory of a NumPy array; dtypes that torch cannot read go through integers."""
+    torch = _torch()
+    if array.dtype.kind != "V" and array.dtype.name not in ("bfloat16", "float8_e4m3fn"):
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(f"i{array.itemsize}")).view(getattr(torch, array.dtype.name))
+
+
+def _write_back(original: Array, changed: Any) -> None:
+    """Write a changed input to the array that the caller passed."""
+    if _is_torch(original):
+        original.copy_(_to_torch(changed))
+    else:
+        original[...] = changed

@@ -1,6 +1,7 @@
-"""Calls of one signature: a plan of one operator, made once, that runs with the addresses of each call.
+"""Calls of one signature (operator, types of inputs, attributes): a plan, made once, that each call runs.
 
-The operator is a graph of one node, which is lowered like a model's; results are in memory of the caller.
+The operator is a graph of one node, which is lowered like a model's graph. Inputs and results are in memory of the
+caller, so each call sets their addresses in the plan.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ __all__ = [
 ]
 
 RESULT = "result."
-"""The prefix of results, which are states of the plan, before their position; names of inputs have no dot."""
+"""Results are states of the plan, called `result.0`, `result.1` and so on; names of inputs have no dot."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignaturePlan:
-    """The plan of a signature: inputs and results in the caller's memory, the rest in an arena.
+    """The plan of a signature: inputs and results are in the caller's memory, intermediate values in an arena.
 
-    `aliases` are, for each result, the position of the input whose memory it is, or None for a new array.
+    `aliases` has for each result the position of the input whose memory it is, or None for a new array.
     """
 
     operator: Operator
@@ -59,7 +60,7 @@ class SignaturePlan:
 
     @property
     def nbytes(self) -> int:
-        """The total bytes of the steps' operands, each counted once per step."""
+        """The total bytes of the operands of all steps."""
         return sum(operand.type.nbytes({}) for operand in self.plan.operands())
 
 
@@ -73,11 +74,11 @@ def plan_signature(
 ) -> SignaturePlan:
     """Plan one signature.
 
-    OperatorError where it does not fit the schema, KernelNotFoundError where no kernel computes it.
+    OperatorError if it does not fit the schema, KernelNotFoundError if no kernel computes it.
     """
     schema = operator.schema
-    completed = schema.complete(attributes)
-    schema.infer(types, completed)
+    all_attributes = schema.complete(attributes)
+    schema.infer(types, all_attributes)
     builder = GraphBuilder(operator.name, operators)
     aliased = {spec.alias for spec in schema.outputs}
     values = [
@@ -92,11 +93,11 @@ def plan_signature(
     names = [spec.name for spec in schema.inputs]
     return SignaturePlan(
         operator,
-        _with_results_outside(compiled, operators),
+        _with_results_in_own_memory(compiled, operators),
         compiled.plan.packs(),
         tuple(value.type for value in results),
         tuple(None if spec.alias is None else names.index(spec.alias) for spec in schema.outputs),
-        completed,
+        all_attributes,
     )
 
 
@@ -108,23 +109,23 @@ def _declare(builder: GraphBuilder, spec: TensorSpec, type: TensorType, *, is_ch
     return builder.input(spec.name, type.dtype, type.shape)
 
 
-def _with_results_outside(compiled: Compiled, operators: OperatorRegistry) -> Plan:
-    """Return the plan with every result in memory of its own instead of the arena."""
+def _with_results_in_own_memory(compiled: Compiled, operators: OperatorRegistry) -> Plan:
+    """Return the plan with every result in memory of its own, as a state, instead of the arena."""
     memory, graph = compiled.memory, compiled.graph
-    owners = {
+    result_of_root = {
         memory.roots[value.name]: name for name, value in graph.outputs.items() if memory.offset(value.name) is not None
     }
 
     def moved(operand: Operand, value: Value) -> Operand:
-        owner = owners.get(memory.roots[value.name])
-        return operand if owner is None else Operand(Place.STATE, owner, operand.type)
+        result = result_of_root.get(memory.roots[value.name])
+        return operand if result is None else Operand(Place.STATE, result, operand.type)
 
     nodes = [node for node in graph.nodes if not operators[node.operator].schema.is_view]
     steps = []
     for step, node in zip(compiled.plan.steps, nodes, strict=True):
         inputs = tuple(
             None if operand is None or value is None else moved(operand, value)
-            for operand, value in zip(step.inputs, node.inputs, strict=False)  # the kernel may know fewer inputs
+            for operand, value in zip(step.inputs, node.inputs, strict=False)  # an older kernel may take fewer inputs
         )
         outputs = tuple(moved(operand, value) for operand, value in zip(step.outputs, node.outputs, strict=True))
         steps.append(replace(step, inputs=inputs, outputs=outputs))
@@ -138,14 +139,14 @@ def _arena_bytes(steps: Sequence[Step]) -> int:
 
 
 BoundCall = Callable[[Sequence[Array | None]], Any]
-"""A call with inputs of its signature."""
+"""A function that runs a plan with inputs of its signature and returns the results."""
 
 _MAX_INLINE_BYTES = 64 << 10
-"""Up to this size, submitting work to other threads takes longer than doing it."""
+"""Up to this size, submitting the work to other threads takes longer than the work."""
 
 
 def bind_call(planned: SignaturePlan, kinds: Sequence[ArrayKind | None], backend: Backend) -> BoundCall:
-    """Choose how to run a plan: small native ones in the caller's thread, others on the backend's stream."""
+    """Return a call of a plan, which runs small native plans in the caller's thread, others on the backend's stream."""
     is_small = planned.nbytes <= _MAX_INLINE_BYTES and backend.capabilities.is_host_accessible
     is_inline = is_small and planned.plan.steps and NativeCall.can_run(planned.plan)
     call = (InlineCall if is_inline else SubmittedCall)(planned, kinds, backend)
@@ -153,21 +154,21 @@ def bind_call(planned: SignaturePlan, kinds: Sequence[ArrayKind | None], backend
 
 
 class CheckedCall:
-    """A call that validates its inputs by `Operator.check` first."""
+    """A call that first checks its inputs by `Operator.check`."""
 
     def __init__(self, call: SignatureCall, planned: SignaturePlan, kinds: Sequence[ArrayKind | None]) -> None:
         self._call = call
-        self._checked = planned
+        self._planned = planned
         self._kinds = kinds
 
     def __call__(self, tensors: Sequence[Array | None]) -> Any:
         """Check and run; OperatorError says which index is out of range."""
-        check_inputs(self._checked, tensors, self._kinds)
+        check_inputs(self._planned, tensors, self._kinds)
         return self._call(tensors)
 
 
 def check_inputs(planned: SignaturePlan, tensors: Sequence[Array | None], kinds: Sequence[ArrayKind | None]) -> None:
-    """Raise OperatorError where `Operator.check` refuses inputs that fit the schema."""
+    """Raise OperatorError if `Operator.check` refuses the inputs, which fit the schema."""
     operator = planned.operator
     if operator.check is None:
         return
@@ -182,7 +183,8 @@ def check_inputs(planned: SignaturePlan, tensors: Sequence[Array | None], kinds:
         if kind is not None and tensor is not None:
             shapes[spec.name] = tuple(tensor.shape)
             if spec.kind in ("i32", "i64"):
-                integers[spec.name] = kind.numpy(tensor if kind.address(tensor) is not None else kind.settled(tensor))
+                readable = tensor if kind.address(tensor) is not None else kind.contiguous(tensor)
+                integers[spec.name] = kind.numpy(readable)
     try:
         operator.check(integers, shapes)
     except OperatorError as error:
@@ -190,9 +192,9 @@ def check_inputs(planned: SignaturePlan, tensors: Sequence[Array | None], kinds:
 
 
 class SignatureCall:
-    """The base of calls: finds addresses of inputs and makes results. Safe from several threads, which take turns.
+    """The base of calls: finds the addresses of inputs and makes results.
 
-    Calls hold no references to arrays of the caller.
+    Several threads may call it; they run one after another. It has no references to arrays of the caller.
     """
 
     def __init__(self, planned: SignaturePlan, kinds: Sequence[ArrayKind | None], backend: Backend) -> None:
@@ -204,37 +206,40 @@ class SignatureCall:
         kind: ArrayKind = next((kind for kind in kinds if kind is not None), NumpyKind())
         self._result_kind = kind
         self._shapes = [resolve(type.shape, {}) for type in planned.results]
-        self._new = [
+        self._result_makers = [
             (position, kind.new(type.dtype, shape))
             for position, (type, shape, alias) in enumerate(
                 zip(planned.results, self._shapes, planned.aliases, strict=True)
             )
             if alias is None
         ]
-        self._changed = [alias for alias in planned.aliases if alias is not None and planned.plan.steps]
-        self._is_bare = planned.aliases == (None,)
-        self._packs_by_call = [each for each in self._packs() if not isinstance(kinds[each[1]], PackedKind)]
+        self._changed_inputs = [alias for alias in planned.aliases if alias is not None and planned.plan.steps]
+        self._has_one_new_result = planned.aliases == (None,)
+        self._packs_in_call = [each for each in self._packs() if not isinstance(kinds[each[1]], PackedKind)]
 
-    def _settled(self, tensors: Sequence[Array | None]) -> tuple[Array | None, ...]:
-        """Return the inputs, those without an address copied; OperatorError for one that is changed in place."""
+    def _contiguous(self, tensors: Sequence[Array | None]) -> tuple[Array | None, ...]:
+        """Return the inputs, with copies of those that have no address.
+
+        OperatorError if the operator changes such an input in place.
+        """
         return tuple(
-            None if kind is None else self._settle(position, kind, tensor)
+            None if kind is None else self._contiguous_input(position, kind, tensor)
             for position, (kind, tensor) in enumerate(zip(self._kinds, tensors, strict=True))
         )
 
-    def _settle(self, position: int, kind: ArrayKind, tensor: Array) -> Array:
+    def _contiguous_input(self, position: int, kind: ArrayKind, tensor: Array) -> Array:
         if kind.address(tensor) is not None:
             return tensor
-        settled = kind.settled(tensor)
-        if position in self._changed:
+        contiguous = kind.contiguous(tensor)
+        if position in self._changed_inputs:
             raise OperatorError(
                 f"Operator {self._planned.operator.name} changes its input {self._names[position]!r} in place, "
                 "which must be row-major and aligned, and require no gradients; pass a contiguous copy."
             )
-        return settled
+        return contiguous
 
     def _check_writable(self, tensors: Sequence[Array | None]) -> None:
-        for position in self._changed:
+        for position in self._changed_inputs:
             kind = self._kinds[position]
             if kind is not None and not kind.is_writable(tensors[position]):
                 raise OperatorError(
@@ -243,7 +248,7 @@ class SignatureCall:
                 )
 
     def _results(self, new: dict[int, Array], tensors: Sequence[Array | None]) -> Any:
-        """Return new arrays, and those of the caller that were changed or viewed in another shape."""
+        """Return the results: new arrays, or inputs that were changed, or inputs in another shape."""
         results = []
         for position, (alias, shape) in enumerate(zip(self._planned.aliases, self._shapes, strict=True)):
             if alias is None:
@@ -254,7 +259,7 @@ class SignatureCall:
         return results[0] if len(results) == 1 else tuple(results)
 
     def _sources(self) -> list[tuple[int, Callable[[Array], int | None], list[Slot]]]:
-        """Return where a plan reads inputs: (position, function to the address, slots with that address)."""
+        """Return how addresses are set: (position of an input, function from it to its address, slots for that)."""
         sources: list[tuple[int, Callable[[Array], int | None], list[Slot]]] = []
         for position, (name, kind) in enumerate(zip(self._names, self._kinds, strict=True)):
             if kind is not None:
@@ -267,25 +272,26 @@ class SignatureCall:
         return sources
 
     def _packs(self) -> list[tuple[str, int, Pack]]:
-        """Return the constants that kernels need packed: key, position of the input, layout."""
+        """Return the constants that kernels read packed: (key, position of the input, layout)."""
         return [
             (key, self._names.index(name), self._planned.packs[pack_name])
             for key, (name, pack_name, _) in self._planned.plan.constants.items()
             if pack_name is not None
         ]
 
-    def _packed(self, tensors: Sequence[Array | None], buffers: dict[str, Buffer]) -> None:
-        """Pack the weights that were passed as arrays."""
-        for key, position, pack in self._packs_by_call:
+    def _pack_weights(self, tensors: Sequence[Array | None], buffers: dict[str, Buffer]) -> None:
+        """Pack the weights that were passed as arrays into `buffers`."""
+        for key, position, pack in self._packs_in_call:
             kind = self._kinds[position]
             assert kind is not None, "an absent input has no operand"
             pack_into(buffers[key], pack, kind.numpy(tensors[position]), self._backend)
 
     def _pack_buffers(self) -> dict[str, Buffer]:
+        """Allocate buffers for the weights that are passed as arrays, by key."""
         types = {operand.name: operand for operand in self._planned.plan.operands() if operand.place is Place.CONSTANT}
         return {
             key: self._backend.allocator.alloc(pack.nbytes(resolve(types[key].shape, {}), types[key].dtype))
-            for key, _, pack in self._packs_by_call
+            for key, _, pack in self._packs_in_call
         }
 
     def __call__(self, tensors: Sequence[Array | None]) -> Any:
@@ -303,41 +309,41 @@ class InlineCall(SignatureCall):
         for key, buffer in self._buffers.items():
             self._native.set_address((Place.CONSTANT, key), buffer.address)
         self._inputs = [
-            (position, address_of, tuple(place for slot in slots for place in self._native.address_words(slot)))
+            (position, address_of, tuple(word for slot in slots for word in self._native.address_words(slot)))
             for position, address_of, slots in self._sources()
         ]
         self._outputs = [
             (position, make, self._native.address_words((Place.STATE, f"{RESULT}{position}")))
-            for position, make in self._new
+            for position, make in self._result_makers
         ]
 
     def __call__(self, tensors: Sequence[Array | None]) -> Any:
-        if self._changed:
+        if self._changed_inputs:
             self._check_writable(tensors)
         with self._lock:
-            for position, address_of, places in self._inputs:
+            for position, address_of, address_words in self._inputs:
                 address = address_of(tensors[position])
                 if address is None:
-                    return self(self._settled(tensors))
-                for words, index in places:
+                    return self(self._contiguous(tensors))
+                for words, index in address_words:
                     words[index] = address
             if self._buffers:
-                self._packed(tensors, self._buffers)
+                self._pack_weights(tensors, self._buffers)
             address_of = self._result_kind.address
             new = {}
-            for position, make, places in self._outputs:
+            for position, make, address_words in self._outputs:
                 new[position] = result = make()
-                for words, index in places:
+                for words, index in address_words:
                     words[index] = address_of(result)
             self._native.run()
-        return result if self._is_bare else self._results(new, tensors)
+        return result if self._has_one_new_result else self._results(new, tensors)
 
 
 class SubmittedCall(SignatureCall):
     """A call on the thread's current stream of the device.
 
-    The plan is compiled again when addresses differ from the last call, and on a device with memory of its own, where
-    other memory may have an address of the last call.
+    The plan is compiled again if addresses differ from those of the last call. On a device with memory of its own it is
+    compiled for each call, because an address of the last call may belong to other memory now.
     """
 
     def __init__(self, planned: SignaturePlan, kinds: Sequence[ArrayKind | None], backend: Backend) -> None:
@@ -353,24 +359,24 @@ class SubmittedCall(SignatureCall):
 
     def __call__(self, tensors: Sequence[Array | None]) -> Any:
         plan = self._planned.plan
-        if not plan.steps:  # a view needs no address, so any array will do
+        if not plan.steps:  # the operator is a view, which needs no address
             return self._results({}, tensors)
-        if self._changed:
+        if self._changed_inputs:
             self._check_writable(tensors)
         memory: dict[Slot, int] = {}
         for position, address_of, slots in self._inputs:
             address = address_of(tensors[position])
             if address is None:
-                return self(self._settled(tensors))
+                return self(self._contiguous(tensors))
             for slot in slots:
                 memory[slot] = address
-        new = {position: make() for position, make in self._new}
+        new = {position: make() for position, make in self._result_makers}
         for position, result in new.items():
             memory[Place.STATE, f"{RESULT}{position}"] = _address(self._result_kind, result)
-        buffers = self._pack_buffers() if self._packs_by_call else {}
+        buffers = self._pack_buffers() if self._packs_in_call else {}
         for key, buffer in buffers.items():
             memory[Place.CONSTANT, key] = buffer.address
-        self._packed(tensors, buffers)
+        self._pack_weights(tensors, buffers)
         arena = self._backend.allocator.alloc(plan.arena_bytes) if plan.arena_bytes else None
         memory[Place.ARENA, ""] = arena.address if arena else 0
         with self._lock:
@@ -385,5 +391,5 @@ class SubmittedCall(SignatureCall):
 
 def _address(kind: ArrayKind, array: Array) -> int:
     address = kind.address(array)
-    assert address is not None, "settled arrays and new ones have an address"
+    assert address is not None, "new arrays have an address"
     return address

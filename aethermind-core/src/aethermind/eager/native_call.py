@@ -1,4 +1,4 @@
-"""Native kernels called in the caller's thread, through the kernel ABI, with a team of one worker.
+"""Native kernels called in the caller's thread, through the kernel ABI (kernel_abi.h), with a team of one worker.
 
 For small kernels, submitting the call to a stream's thread and waiting takes longer than the kernel itself.
 """
@@ -17,7 +17,7 @@ from aethermind.ops.dims import resolve
 __all__ = ["NativeCall", "Slot"]
 
 Slot = tuple[Place, str]
-"""The memory of an operand of a plan: its place, and its name in that place."""
+"""Identifies the memory of an operand of a plan: its place, and its name in that place."""
 
 _ABI_VERSION = 1
 _CAPSULE = b"aethermind.kernel.v1"
@@ -79,7 +79,7 @@ _pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
 class NativeCall:
-    """Runs the steps of a plan whose kernels are native. Its addresses are mutable; one thread at a time may run it."""
+    """Runs the steps of a plan whose kernels are native. Mutable: callers set addresses. Not thread-safe."""
 
     def __init__(self, plan: Plan) -> None:
         self._steps = [_BoundStep(step) for step in plan.steps]
@@ -107,7 +107,10 @@ class NativeCall:
                 words[index] = address + offset_bytes
 
     def address_words(self, slot: Slot) -> tuple[tuple[Any, int], ...]:
-        """Return where the address of `slot`, which is outside the arena, is stored: `words[index]` of each pair."""
+        """Return where the address of `slot` is stored, as pairs (words, index): write `words[index]`.
+
+        The slot is not in the arena.
+        """
         return tuple((words, index) for step in self._steps for words, index, _ in step.address_words(slot))
 
     def run(self) -> None:
@@ -118,7 +121,7 @@ class NativeCall:
 
 
 class _BoundStep:
-    """A kernel's function and its arguments."""
+    """A kernel's function and its arguments, in the structures of the ABI."""
 
     def __init__(self, step: Step) -> None:
         kernel = _kernel_of(step)
@@ -144,6 +147,7 @@ class _BoundStep:
             self.scratch_bytes = _ScratchBytes(kernel.scratch_bytes)(self.inputs, self.outputs, self.attributes, 1)
 
     def address_words(self, slot: Slot) -> list[tuple[Any, int, int]]:
+        """Return (words, index, offset of the operand in the slot) for each operand in a slot."""
         words = memoryview(self._tensors).cast("B").cast("P")
         stride = ctypes.sizeof(_Tensor) // words.itemsize
         return [
@@ -154,6 +158,7 @@ class _BoundStep:
 
 
 def _is_callable(step: Step) -> bool:
+    """Whether the step's kernel is native, of this ABI version, and takes the step's arguments."""
     if step.kernel.native is None:
         return False
     kernel = _kernel_of(step)

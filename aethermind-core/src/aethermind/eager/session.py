@@ -1,4 +1,4 @@
-"""Operators as functions of one device; a signature is planned at its first call, and its plan is cached."""
+"""Operators as functions on one device. Each signature is planned at its first call, and its plan is cached."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from aethermind.errors import DeviceError, InvalidArgumentError, OperatorError
 
 if TYPE_CHECKING:
-    from aethermind.eager.arrays import Array, ArrayKind, PackedWeight
+    from aethermind.eager.arrays import Array, ArrayKind, DeviceArrays, PackedWeight
     from aethermind.eager.calls import BoundCall
-    from aethermind.eager.device_arrays import DeviceArrays
     from aethermind.hal.tensor import Tensor
     from aethermind.ops.operator import Operator
     from aethermind.ops.schema import Attribute, TensorType
@@ -20,23 +19,23 @@ if TYPE_CHECKING:
 __all__ = ["Eager", "Operation"]
 
 _MAX_SIGNATURES = 1024
-"""Cached signatures of one operator; all are dropped when there are more."""
+"""The limit of cached signatures of one operator; when it is reached, all are dropped."""
 
 
 _sessions: weakref.WeakValueDictionary[str, Eager] = weakref.WeakValueDictionary()
-"""The sessions on devices with memory of their own, by device: their tensors belong to their backend."""
+"""The sessions on devices with memory of their own, by device. A tensor can be used by the session of its backend only.
+"""
 
 
 class Eager:
     """Operators by name: `Eager(device="numpy").silu(x)`.
 
-    `auto` is `cpu` where it is installed, else `numpy`. On a device with memory of its own, such as `cuda`, arrays in
-    host memory are uploaded for each call and results downloaded. `tensor` keeps them there:
+    The device `auto` is `cpu` if it is installed, else `numpy`; calls with arrays in the memory of another device run
+    on that device. If `runtime` is None, one is booted. On a device with memory of its own, such as `cuda`, arrays in
+    host memory are uploaded for each call, and results are downloaded. `tensor` uploads an array once:
 
         gpu = Eager(device="cuda")
         y = gpu.silu(gpu.tensor(x))  # a hal.Tensor; gpu.numpy(y) downloads it
-
-    Where no device is named, an array in a device's memory is computed there. Without a `runtime` one is booted.
     """
 
     def __init__(self, runtime: Runtime | None = None, device: str = "auto") -> None:
@@ -48,7 +47,7 @@ class Eager:
         self._others: dict[str, Eager] = {}
         self._device_arrays: DeviceArrays | None = None
         if not self._opened.backend.capabilities.is_host_accessible:
-            from aethermind.eager.device_arrays import DeviceArrays
+            from aethermind.eager.arrays import DeviceArrays
 
             self._device_arrays = DeviceArrays(self._opened)
             _sessions[self.device] = self
@@ -61,7 +60,7 @@ class Eager:
     def pack(self, operator: str, input: str, array: Array) -> PackedWeight:
         """Pack a weight for repeated calls: `eager.linear(x, eager.pack("linear", "weight", weight))`.
 
-        It is packed once instead of with every call. OperatorError for an input that is not a weight.
+        The weight is packed once instead of with every call. OperatorError for an input that is not a weight.
         """
         from aethermind.eager.arrays import pack_weight
 
@@ -69,9 +68,9 @@ class Eager:
         return pack_weight(self._runtime.operators[operator], input, array, self._opened.backend)
 
     def tensor(self, array: Array) -> Tensor:
-        """Return an array as a tensor on the device: a copy, or a view of what is in the device's memory already.
+        """Return an array as a tensor on the device: a copy, or a view if the array is in the device's memory already.
 
-        On a device in host memory, the tensor is a view of the array.
+        If the device's memory is the host's, the tensor is a view.
         """
         if self._device_arrays is not None:
             tensor: Tensor = self._device_arrays.tensor(array)
@@ -82,29 +81,29 @@ class Eager:
         return Tensor.of_numpy(kind_of(array).numpy(array), self._opened.device)
 
     def numpy(self, tensor: Tensor) -> Any:
-        """Return a tensor of the device as a NumPy array: a copy, or a view where its memory is the host's."""
+        """Return a tensor of the device as a NumPy array: a copy, or a view if the device's memory is the host's."""
         return tensor.numpy() if self._device_arrays is None else self._device_arrays.numpy(tensor)
 
     def close(self) -> None:
-        """End the device's threads; no operator may be called afterwards."""
+        """Stop the device's threads; no operator may be called afterwards."""
         for other in self._others.values():
             other.close()
         self._opened.backend.close()
 
-    def _elsewhere(self, arrays: Sequence[Array | None]) -> Eager | None:
-        """The session of the device in whose memory an array is; None for arrays in host memory.
+    def _session_of_arrays(self, arrays: Sequence[Array | None]) -> Eager | None:
+        """Return the session of the device in whose memory an array is; None for arrays in host memory.
 
-        It is opened if there is none. OperatorError where no installed backend has such memory.
+        If there is no such session yet, one is opened. OperatorError if no installed backend has such memory.
         """
-        from aethermind.eager.device_arrays import dlpack_device
+        from aethermind.eager.arrays import dlpack_device
         from aethermind.hal.tensor import Tensor
 
         for array in arrays if self._follows_arrays else ():
             if isinstance(array, Tensor) and not array.buffer.is_host_accessible:
                 return self._session_of(str(array.buffer.device))
-            found = None if isinstance(array, Tensor) else dlpack_device(array)
-            if found is not None:
-                return self._session_of_dlpack(*found)
+            device = None if isinstance(array, Tensor) else dlpack_device(array)
+            if device is not None:
+                return self._session_of_dlpack(*device)
         return None
 
     def _session_of(self, device: str) -> Eager:
@@ -138,8 +137,8 @@ class Eager:
 class Operation:
     """An operator on a device: a function of inputs by position or by name, and attributes by name.
 
-    It returns one array or a tuple of them, of the kind of the first input. OperatorError for arguments that do not fit
-    the operator's schema, KernelNotFoundError for a dtype that the device does not compute.
+    A call returns one array or a tuple of arrays, of the kind of the first input. OperatorError for arguments that do
+    not fit the operator's schema, KernelNotFoundError for a dtype that the device does not compute.
     """
 
     def __init__(self, operator: Operator, runtime: Runtime, opened: OpenDevice, session: Eager) -> None:
@@ -151,10 +150,10 @@ class Operation:
         self._num_inputs = len(operator.schema.inputs)
         self._input_names = frozenset(spec.name for spec in operator.schema.inputs)
         self._calls: dict[tuple[Any, ...], BoundCall] = {}
-        self._session = weakref.ref(session)  # the session has the operation
+        self._session = weakref.ref(session)  # weak, because the session refers to the operation
         self._device_arrays = session._device_arrays
         changed = {spec.alias for spec in operator.schema.outputs if spec.alias and not operator.schema.is_view}
-        self._changed = [index for index, spec in enumerate(operator.schema.inputs) if spec.name in changed]
+        self._changed_inputs = [index for index, spec in enumerate(operator.schema.inputs) if spec.name in changed]
 
     def __repr__(self) -> str:
         return f"<operator {self._operator.schema.text} on {self._opened.device}>"
@@ -165,16 +164,16 @@ class Operation:
             return self._on_device(self._device_arrays, tensors, attributes)
         return self._apply(*tensors, **attributes)
 
-    def _on_device(self, arrays: DeviceArrays, given: Sequence[Array | None], attributes: dict[str, Any]) -> Any:
-        """Apply the operator in the memory of a device."""
-        given, attributes = self._positional(given, attributes)
-        self._check_writable(given)
-        moved = [arrays.tensor(array) for array in given]
-        return arrays.returned(given, moved, self._apply(*moved, **attributes))
+    def _on_device(self, moves: DeviceArrays, arrays: Sequence[Array | None], attributes: dict[str, Any]) -> Any:
+        """Apply the operator in the memory of a device, to which `moves` uploads the arrays."""
+        arrays, attributes = self._positional(arrays, attributes)
+        self._check_writable(arrays)
+        tensors = [moves.tensor(array) for array in arrays]
+        return moves.download(arrays, tensors, self._apply(*tensors, **attributes))
 
-    def _check_writable(self, given: Sequence[Array | None]) -> None:
-        for position in self._changed:
-            if position < len(given) and not getattr(getattr(given[position], "flags", None), "writeable", True):
+    def _check_writable(self, arrays: Sequence[Array | None]) -> None:
+        for position in self._changed_inputs:
+            if position < len(arrays) and not getattr(getattr(arrays[position], "flags", None), "writeable", True):
                 name = self._operator.schema.inputs[position].name
                 raise OperatorError(
                     f"Operator {self._operator.name} changes its input {name!r} in place, which is read-only; pass a "
@@ -198,10 +197,8 @@ class Operation:
                     key += (tensor.__class__, tensor.dtype, tensor.shape)
             signature = tuple(key)
             call = self._calls.get(signature)
-        except (
-            AttributeError,
-            TypeError,
-        ):  # not an array, or an attribute that is not a number: binding raises the error
+        except (AttributeError, TypeError):
+            # Not an array, or an attribute that is not a number: `_bind` raises the error.
             signature, call = (), None
         if call is not None:
             try:
@@ -214,30 +211,31 @@ class Operation:
         return self._bind(signature, tensors, attributes)
 
     def _other_operation(self, tensors: Sequence[Array | None]) -> Operation | None:
-        """The operation of the device in whose memory the arrays are, if this one is for host memory."""
+        """Return the operation on the device in whose memory the arrays are; None if that is this operation's."""
         session = self._session()
-        other = None if session is None or self._device_arrays is not None else session._elsewhere(tensors)
+        other = None if session is None or self._device_arrays is not None else session._session_of_arrays(tensors)
         return None if other is None else getattr(other, self._operator.name)
 
     def _positional(
         self, tensors: Sequence[Array | None], attributes: Mapping[str, Any]
     ) -> tuple[tuple[Array | None, ...], dict[str, Any]]:
-        """Return all inputs by position, and the remaining attributes."""
+        """Return all inputs by position, those that were passed by name too, and the attributes."""
         schema = self._operator.schema
-        rest = dict(attributes)
+        remaining = dict(attributes)
         names = [spec.name for spec in schema.inputs]
-        twice = [name for name in names[: len(tensors)] if name in rest]
+        twice = [name for name in names[: len(tensors)] if name in remaining]
         if twice:
             raise OperatorError(f"Operator {schema.name} got the input {twice[0]!r} twice. Signature: {schema.text}")
-        named = [rest.pop(name, None) for name in names[len(tensors) :]]
-        return (*tensors, *named), rest
+        by_name = [remaining.pop(name, None) for name in names[len(tensors) :]]
+        return (*tensors, *by_name), remaining
 
     def _bind(
         self, signature: tuple[Any, ...], tensors: Sequence[Array | None], attributes: Mapping[str, Attribute]
     ) -> Any:
+        """Plan a new signature, cache its call, and call it."""
         from aethermind.eager.calls import bind_call, check_inputs, plan_signature
 
-        kinds, types = self._described(tensors)
+        kinds, types = self._kinds_and_types(tensors)
         backend, dispatcher = self._opened.backend, self._opened.dispatcher
         planned = plan_signature(self._operator, self._runtime.operators, dispatcher, backend.name, types, attributes)
         check_inputs(planned, tensors, kinds)
@@ -247,7 +245,10 @@ class Operation:
         self._calls[signature] = call
         return call(tensors)
 
-    def _described(self, tensors: Sequence[Array | None]) -> tuple[list[ArrayKind | None], list[TensorType | None]]:
+    def _kinds_and_types(
+        self, tensors: Sequence[Array | None]
+    ) -> tuple[list[ArrayKind | None], list[TensorType | None]]:
+        """Return the kind and the type of each input, None for absent ones."""
         from aethermind.eager.arrays import PackedKind, PackedWeight, TensorKind, kind_of
         from aethermind.hal.tensor import Tensor
         from aethermind.ops.schema import TensorType

@@ -40,21 +40,28 @@ class CausalLM(Protocol):
 
 @runtime_checkable
 class DeclaresCache(Protocol):
-    """A `CausalLM` whose layers do not all keep keys and values of the configuration's shape, or not of all tokens."""
+    """A `CausalLM` that declares what its layers cache, because this differs between layers or from the default.
+
+    The default is keys and values of all tokens, of the configuration's shape, in every layer.
+    """
 
     def cache_layout(self) -> tuple[LayerCache, ...]:
-        """What each layer keeps, one entry for each.
+        """Return what each layer caches, one entry for each layer.
 
-        The blocks of a `Window` layer may be freed behind its window, so its attention takes the tables of its group:
-        `model.blocks.attention` and `cached_attention` do, other operators take them from `StepInputs.tables_of`.
-        A `Recurrent` layer keeps a state of each sequence, a `Hybrid` one that and keys and values: its operators take
-        the tensors from `StepInputs.caches` and the rows of the step's sequences from `StepInputs.state_slots`.
+        The blocks of a `Window` layer are freed when no query can see them any more, so its attention reads the block
+        tables of its group: `model.blocks.attention` and `cached_attention` do this, other operators take the tables
+        from `StepInputs.tables_of`. A `Recurrent` layer has a state of each sequence, a `Hybrid` layer a state, and
+        keys and values: their operators take the tensors from `StepInputs.caches` and the rows of the step's sequences
+        from `StepInputs.state_slots`.
         """
         ...
 
 
 def cache_layout(model: CausalLM) -> tuple[LayerCache, ...]:
-    """What each layer of a model keeps: what it declares, or keys and values of all tokens, its windows being masks."""
+    """Return what each layer of a model caches: what the model declares, or keys and values of all tokens.
+
+    In the second case sliding windows are only masks of attention scores.
+    """
     if isinstance(model, DeclaresCache):
         return model.cache_layout()
     config = model.config
@@ -62,20 +69,20 @@ def cache_layout(model: CausalLM) -> tuple[LayerCache, ...]:
 
 
 def hybrid_layout(config: DecoderConfig, state: Recurrent, has_attention: Sequence[bool]) -> tuple[LayerCache, ...]:
-    """What the layers of a hybrid keep: keys and values of all tokens where there is attention, elsewhere a state."""
+    """Return what a hybrid model caches: keys and values of all tokens in layers with attention, a state in others."""
     paged = Paged(config.num_key_value_heads, config.head_dim, config.head_dim)
-    return tuple(paged if attends else state for attends in has_attention)
+    return tuple(paged if is_attention else state for is_attention in has_attention)
 
 
 def windowed_layout(config: DecoderConfig) -> tuple[LayerCache, ...]:
-    """What the layers of a decoder keep that attend by `model.blocks`: the `cache_layout` of a model to declare."""
+    """Return the `cache_layout` of a decoder with sliding windows: of each layer the tokens in its window, or all."""
     shape = (config.num_key_value_heads, config.head_dim, config.head_dim)
     return tuple(Window(*shape, window) if window else Paged(*shape) for window in config.sliding_windows)
 
 
 @runtime_checkable
 class AdaptsWeights(Protocol):
-    """A model whose checkpoints store tensors under other names or in other layouts than its graph."""
+    """A model whose checkpoints have other tensor names or layouts than its graph."""
 
     def adapt(self, stored: StoredTensors) -> StoredTensors:
         """Map the stored tensors to the graph's parameters with `checkpoint.AdaptedTensors`."""
@@ -84,24 +91,25 @@ class AdaptsWeights(Protocol):
 
 @runtime_checkable
 class TextEncoder(Protocol):
-    """A model that computes vectors of texts and generates nothing; the alternative to a `CausalLM`."""
+    """A model that computes embedding vectors of texts and generates no tokens; the alternative to a `CausalLM`."""
 
     config: DecoderConfig
     pooling: str
-    """The default pooling of its vectors (last, mean or cls), which a checkpoint or a caller may override."""
+    """The default pooling of vectors (last, mean or cls), which a checkpoint or a caller may override."""
 
     def encode(self, builder: GraphBuilder, inputs: StepInputs, max_model_len: int) -> Any:
-        """Write the graph of one text, whose tokens are those of the step, and return its hidden states
-        F[T, hidden_size]; only token ids and positions of `inputs` are used.
+        """Write the graph of one text and return its hidden states, F[T, hidden_size].
+
+        All T tokens of the step are those of the text. Only token ids and positions of `inputs` are used.
         """
         ...
 
 
 class Architecture(Protocol):
-    """One entry of `architectures` in config.json."""
+    """The implementation of one name in `architectures` of config.json: makes models from configurations."""
 
     ignored_names: tuple[str, ...]
-    """Patterns of checkpoint tensors that the graph rightly does not use, such as a tied output matrix."""
+    """Patterns of names of checkpoint tensors that the graph does not need, such as a copy of a tied LM head."""
 
     def create(self, raw: Mapping[str, Any]) -> CausalLM | TextEncoder:
         """Make a model from config.json's contents; ConfigError names a bad field."""
@@ -112,5 +120,5 @@ class HasMTP(Protocol):
     """An `Architecture` whose checkpoints may have a module for multi-token prediction (MTP)."""
 
     def create_mtp(self, raw: Mapping[str, Any]) -> MTPModule | None:
-        """Make the module, which drafts tokens for the model, from config.json's contents; None if it names none."""
+        """Make the module, which drafts tokens for the model, from config.json's contents; None if there is none."""
         ...

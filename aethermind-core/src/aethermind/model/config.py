@@ -1,4 +1,7 @@
-"""The configuration of a decoder in Hugging Face's field names, read from the current and the older spelling."""
+"""The configuration of a decoder, with the field names of Hugging Face's config.json.
+
+Both the field names of transformers 5 and those of older versions are read.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ class DecoderConfig:
     """The configuration that decoders have in common.
 
     `sliding_windows[i]` is the window of layer i in tokens, 0 for full attention. `eos_token_ids` may contain ids
-    beyond the vocabulary. `layer_ropes` are the rotary embeddings of the layers where these differ, None for a layer
-    without positions; otherwise all layers have `rope`.
+    beyond the vocabulary. If layers have different rotary embeddings, `layer_ropes` has one for each layer, None for a
+    layer without positions; otherwise `layer_ropes` is None, and all layers have `rope`.
     """
 
     hidden_size: int
@@ -50,7 +53,7 @@ class DecoderConfig:
     layer_ropes: tuple[RopeConfig | None, ...] | None = None
 
     def rope_of(self, layer: int) -> RopeConfig | None:
-        """The rotary embedding of a layer; None for a layer whose keys have no position."""
+        """Return the rotary embedding of a layer; None for a layer whose queries and keys are not rotated."""
         return self.rope if self.layer_ropes is None else self.layer_ropes[layer]
 
 
@@ -63,20 +66,20 @@ def read_decoder_config(
     activations: Collection[str] = ("silu", "swish"),
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> DecoderConfig:
-    """Read a decoder's config.json; missing fields come from the architecture's `defaults`.
+    """Read a decoder's config.json, whose contents are `raw`. `defaults` are the architecture's values of fields.
 
-    `has_rotary` says whether positions are rotary embeddings, which need an even head_dim, `has_partial_rotary` that
-    the architecture rotates the part of each head that `partial_rotary_factor` names, and `activations` which values of
-    hidden_act it computes. `names` are fields that the architecture's config.json has under another name,
-    `{"rms_norm_eps": "layer_norm_eps"}`. ConfigError names a bad field as config.json does.
+    `has_rotary` says whether positions are rotary embeddings, which need an even head_dim. `has_partial_rotary` says
+    whether the architecture can rotate only a part of each head (`partial_rotary_factor`). `activations` are the values
+    of hidden_act that the architecture computes. `names` maps fields to the names that the architecture's config.json
+    has for them, such as `{"rms_norm_eps": "layer_norm_eps"}`. ConfigError names a bad field as config.json does.
     """
     fields = {**defaults, **{name: value for name, value in raw.items() if value is not None}}
-    found = {name: own for name, own in names.items() if own in fields}
-    fields |= {name: fields[own] for name, own in found.items()}
+    renamed = {name: name_in_file for name, name_in_file in names.items() if name_in_file in fields}
+    fields |= {name: fields[name_in_file] for name, name_in_file in renamed.items()}
     try:
         return _read(fields, has_rotary, has_partial_rotary, activations)
     except ConfigError as error:
-        message = re.sub(r"\w+", lambda word: found.get(word[0], word[0]), str(error))
+        message = re.sub(r"\w+", lambda word: renamed.get(word[0], word[0]), str(error))
         raise ConfigError(message) from None
 
 
@@ -134,8 +137,8 @@ def _read(
 
 
 def frequencies_name(config: DecoderConfig, rope: RopeConfig) -> str:
-    """The name of the constant that holds the inverse frequencies of one of a model's rotary embeddings."""
-    others = [found for found in dict.fromkeys(config.layer_ropes or ()) if found not in (None, config.rope)]
+    """Return the name of the constant with the inverse frequencies of one of a model's rotary embeddings."""
+    others = [other for other in dict.fromkeys(config.layer_ropes or ()) if other not in (None, config.rope)]
     return FREQUENCIES if rope == config.rope else f"{FREQUENCIES}.{1 + others.index(rope)}"
 
 
@@ -156,7 +159,7 @@ def positive_number(fields: Mapping[str, Any], name: str, *, default: float | No
 
 
 def read_numbers(fields: Mapping[str, Any], name: str, count: int, *, default: float) -> tuple[float, ...]:
-    """Read a field that must be a list of `count` numbers, all `default` where it is missing; ConfigError names it."""
+    """Read a field that must be a list of `count` numbers, by default all `default`; ConfigError names it."""
     values = [default] * count if fields.get(name) is None else fields[name]
     if not isinstance(values, list | tuple) or len(values) != count or not all(map(_is_number, values)):
         raise ConfigError(f"{name} in config.json should be a list of {count} numbers, got {values!r:.80}.")
@@ -168,18 +171,18 @@ def _is_number(value: Any) -> bool:
 
 
 def periodic_layer_types(fields: Mapping[str, Any], period: int, *, default: int | None = None) -> list[str]:
-    """Return `layer_types` of a model whose every `period`-th layer attends to all tokens, and the others to a window.
+    """Return the `layer_types` of a model whose every `period`-th layer has full attention, the others a window.
 
-    `default` is the architecture's number of layers, where config.json has none.
+    `default` is the architecture's number of layers, which is used if config.json has none.
     """
     layers = range(1, 1 + positive_int(fields, "num_hidden_layers", default=default))
     return ["sliding_attention" if layer % period else "full_attention" for layer in layers]
 
 
 def read_attention_layers(kinds: Any, other: str, num_layers: int) -> tuple[bool, ...]:
-    """Read `layer_types` of a hybrid: whether each layer is `full_attention`, and not the `other` kind.
+    """Read the `layer_types` of a hybrid model; return whether each layer is `full_attention` instead of `other`.
 
-    ConfigError if it is not a list of these kinds, one for each layer.
+    ConfigError if `kinds` is not a list of these two names, one for each layer.
     """
     if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {other, "full_attention"}:
         raise ConfigError(
@@ -197,8 +200,8 @@ def _positive_float(fields: Mapping[str, Any], name: str, default: float) -> flo
 
 
 def _read_dtype(fields: Mapping[str, Any]) -> DType:
-    given = (fields.get("dtype"), fields.get("torch_dtype"))
-    name = next((name for name in given if name not in (None, "auto")), "float32")
+    candidates = (fields.get("dtype"), fields.get("torch_dtype"))
+    name = next((name for name in candidates if name not in (None, "auto")), "float32")
     dtype = DType.parse(str(name).removeprefix("torch."))
     if not dtype.is_floating:
         raise ConfigError(f"dtype {name!r} in config.json is not a type that models compute in.")
@@ -206,7 +209,10 @@ def _read_dtype(fields: Mapping[str, Any]) -> DType:
 
 
 def _read_sliding_windows(fields: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    """Read `layer_types`, or its older form, `use_sliding_window` with `max_window_layers`."""
+    """Return the window of each layer, 0 for none, from `layer_types` or the older fields.
+
+    The older fields are `use_sliding_window` with `max_window_layers`, the number of first layers without a window.
+    """
     window = fields.get("sliding_window")
     layer_types = fields.get("layer_types")
     if layer_types is None:
@@ -234,6 +240,6 @@ def _read_sliding_windows(fields: Mapping[str, Any], num_layers: int) -> tuple[i
 
 def _read_token_ids(value: Any) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
+    if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
         raise ConfigError(f"eos_token_id in config.json should be a token id or a list of them, got {value!r}.")
     return tuple(ids)

@@ -16,31 +16,34 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class GgufFamily:
-    """How the GGUF files of one architecture differ from those of a decoder of Llama's shape.
+    """How the GGUF files of one architecture differ from those of Llama.
 
     Attributes:
-        architecture: its name in `architectures` of config.json.
-        splits: rules for splitting text, by the values of `tokenizer.ggml.pre` in its files.
-        modules: modules of a layer that Llama does not have, or calls otherwise, GGUF's name to Hugging Face's within a
-            layer. A name with its ending is one tensor: `{"ssm_dt.bias": "mixer.dt_bias"}`.
+        architecture: the name in `architectures` of config.json.
+        splits: rules of pre-tokenization, by the values of `tokenizer.ggml.pre` in the files.
+        modules: the modules of a layer that Llama does not have, or that have another name there: GGUF's name to
+            Hugging Face's name within a layer. A name with a suffix is one tensor: `{"ssm_dt.bias": "mixer.dt_bias"}`.
         outside: the same for modules outside layers.
-        layers: what Hugging Face's names of layers begin with, before their number.
-        interleaved: GGUF's names of modules whose rows its converter stored for interleaved rotation, with pairs side
-            by side; they are read in Hugging Face's order, halves of a head.
-        transforms: how further tensors of a layer are read, by GGUF's names with their endings; a function gets the
-            fields of config.json.
-        mixture: the architecture of files with experts, where they share the name with dense ones.
-        metadata: further fields of config.json, and those that are stored under other keys than Llama's, by name, with
-            their keys under the architecture: `{"logit_scale": "logit_scale"}`.
-        fields: further fields of config.json, for files that do not have them.
-        present: fields that say whether layers have a tensor, with GGUF's name of it:
+        layers: the prefix of Hugging Face's names of layers, before the number of the layer.
+        interleaved: GGUF's names of modules whose rows are stored for interleaved rotation, with the elements of a pair
+            next to each other. They are read in Hugging Face's order, in which the elements of a pair are half a head
+            apart.
+        transforms: how other tensors of a layer are read, by GGUF's names with their suffixes; or a function that
+            returns them, given the fields of config.json.
+        mixture: the architecture of files with experts, if these have the same `general.architecture` as dense ones.
+        metadata: fields of config.json that Llama does not have, or that are stored under another key, with the key
+            after the architecture's name: `{"logit_scale": "logit_scale"}`.
+        fields: values of fields of config.json that the files do not have.
+        present: fields that say whether layers have a tensor, with GGUF's name of the tensor:
             `{"conv_bias": "shortconv.conv.bias"}`.
-        derive: fields that follow from others; it gets those that were found, arrays as NumPy's.
-        is_writable: whether `aethermind quantize` writes files of the family from directories: their tensors differ in
-            names, in the order of interleaved rows, in what is added to the weights of norms (`norm_weight_offset` of
-            `fields`) and in the stacks of experts only.
-        stored_modules: for those, modules that directories call otherwise than their files are read: `{"ffn_gate_exps":
-            "block_sparse_moe.experts.w1"}`, without the number of the expert.
+        derive: a function that returns fields that follow from others. Its argument is the fields so far, with arrays
+            as NumPy arrays.
+        is_writable: whether `aethermind quantize` can write files of the family from directories, because their tensors
+            differ only in names, in the order of interleaved rows, in what is added to the weights of norms
+            (`norm_weight_offset` of `fields`) and in the stacks of experts.
+        stored_modules: the modules that have another name in directories than the one under which the files are read:
+            `{"ffn_gate_exps": "block_sparse_moe.experts.w1"}`, without the number of the expert. For families that are
+            writable.
     """
 
     architecture: str
@@ -70,4 +73,4 @@ DEEPSEEK_MIXTURE: Mapping[str, str] = {
     "topk_group": "expert_group_used_count",
     "routed_scaling_factor": "expert_weights_scale",
 }
-"""The keys of `GgufFamily.metadata` for mixtures of experts in DeepSeek's form (`model.read_deepseek_mixture`)."""
+"""`GgufFamily.metadata` of mixtures of experts with DeepSeek's field names (`model.read_deepseek_mixture`)."""

@@ -1,4 +1,4 @@
-"""A .gguf file as a model source: its metadata as config.json, its end tokens, its tokenizer and its tensors."""
+"""A .gguf file as a model source: its metadata in the form of config.json, end tokens, tokenizer and tensors."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ __all__ = ["EXPERT_KEYS", "GgufSource", "end_token_ids", "field_keys"]
 
 _T = TypeVar("_T")
 
-_BYTES_PER_TOKEN = 700
-"""Memory of a tokenizer of the `tokenizers` library by its number of tokens."""
+_TOKENIZER_BYTES_PER_TOKEN = 700
+"""Memory of a tokenizer of the `tokenizers` library per token of its vocabulary."""
 
 _FIELDS = {
     "hidden_size": "embedding_length",
@@ -49,12 +49,14 @@ _FIELDS = {
     "max_position_embeddings": "context_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
 }
+"""Required fields of config.json, with GGUF's keys after the architecture's name."""
 _OPTIONAL_FIELDS = {
     "num_key_value_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length",
     "rope_theta": "rope.freq_base",
     "rotary_dim": "rope.dimension_count",
 }
+"""Fields that a file may leave out, likewise."""
 _ROPE_SCALING = {
     "type": "rope_type",
     "factor": "factor",
@@ -63,6 +65,7 @@ _ROPE_SCALING = {
     "yarn_beta_slow": "beta_slow",
     "yarn_attn_factor": "attention_factor",
 }
+"""GGUF's keys of rotary scaling after `rope.scaling.`, with the fields of config.json's `rope_scaling`."""
 _EXPERTS = {
     "num_experts_per_tok": "expert_used_count",
     "norm_topk_prob": "expert_weights_norm",
@@ -73,21 +76,23 @@ EXPERT_KEYS = {
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }
-"""The keys under the architecture of a mixture's fields; the widths are read from tensors, since not all files have
-them.
+"""Fields of models with experts, with GGUF's keys after the architecture's name.
+
+The widths are read from tensors, since not all files have these keys.
 """
 _EXPERT_WIDTHS = (
     ("moe_intermediate_size", "blk.0.ffn_gate_exps.weight", True),
     ("moe_intermediate_size", "blk.0.ffn_gate.0.weight", False),
     ("shared_expert_intermediate_size", "blk.0.ffn_gate_shexp.weight", False),
 )
-"""Fields that are rows of a layer's tensors: their names, and whether these hold all experts."""
+"""Fields whose values are numbers of rows of tensors: (field, tensor, whether the tensor holds all experts)."""
 _EMBEDDINGS = "token_embd.weight"
-_PRESENT = {"attention_bias": "attn_output.bias", "use_qkv_bias": "attn_q.bias"}
-"""Fields that say whether layers have a tensor."""
-_NEUTRAL_AT_ONE = ("attn_factor", "yarn_attn_factor", "yarn_ext_factor")
-"""Further factors of rotary scaling, which change nothing at 1."""
+_BIAS_FIELDS = {"attention_bias": "attn_output.bias", "use_qkv_bias": "attn_q.bias"}
+"""Fields that say whether layers have biases, with the tensors that these layers have."""
+_FACTORS_OF_ONE = ("attn_factor", "yarn_attn_factor", "yarn_ext_factor")
+"""Keys of rotary scaling that have no effect if their value is 1; then they are ignored."""
 _POOLINGS = {0: None, 1: "mean", 2: "cls", 3: "last"}
+"""The poolings of `LLM.embed`, by GGUF's `pooling_type`."""
 _GENERATION = {
     "temp": "temperature",
     "top_k": "top_k",
@@ -95,24 +100,29 @@ _GENERATION = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
+"""GGUF's keys after `general.sampling.`, with the fields of generation_config.json."""
 
 
 def field_keys(family: GgufFamily) -> dict[str, str]:
-    """The keys under the architecture of the fields of config.json that a family's files have."""
+    """Return the fields of config.json that a family's files have, with GGUF's keys after the architecture's name."""
     return {**_FIELDS, **_OPTIONAL_FIELDS, **family.metadata}
 
 
 class GgufSource:
-    """One .gguf file, or the first of several; implements `ModelSource`. The file is mapped at the first access."""
+    """A .gguf file, or the first of the files of a split model; implements `ModelSource`.
+
+    The file is mapped at the first access.
+    """
 
     def __init__(self, path: Path, families: Registry[GgufFamily]) -> None:
-        """Take the file, and the registry that describes its `general.architecture`."""
+        """Prepare the source; `families` has the description of the file's `general.architecture`."""
         self.path = path
         self._families = families
 
     def config(self) -> dict[str, Any]:
-        """The metadata in the form of config.json. ConfigError for missing or unknown fields, CheckpointError for a
-        broken file or an unsupported quantisation.
+        """Return the metadata in the form of config.json.
+
+        ConfigError for missing or unknown fields, CheckpointError for a broken file or an unsupported quantisation.
         """
         file, family = self._file, self._family
         infos = {name: file.info(name) for name in file.names}
@@ -123,7 +133,7 @@ class GgufSource:
         if "rotary_dim" in sizes and isinstance(sizes["head_dim"], int):
             self._check_number("rotary_dim", sizes["rotary_dim"])
             sizes["partial_rotary_factor"] = sizes.pop("rotary_dim") / max(sizes["head_dim"], 1)
-        found = {
+        fields = {
             **family.fields,
             **experts,
             **self._rope_scaling(),
@@ -131,29 +141,29 @@ class GgufSource:
             "architectures": [(family.mixture if experts else None) or family.architecture],
             "vocab_size": infos[_EMBEDDINGS].shape[0] if _EMBEDDINGS in infos else None,
             "tie_word_embeddings": "output.weight" not in infos,
-            "dtype": _computed_in(list(infos.values())),
+            "dtype": _compute_dtype(list(infos.values())),
             "eos_token_id": end_token_ids(file.metadata),
             "is_causal": file.metadata.get(f"{self._family_name}.attention.causal", True),
-            **{field: _is_in_a_layer(name, infos) for field, name in {**_PRESENT, **family.present}.items()},
+            **{field: _any_layer_has(name, infos) for field, name in {**_BIAS_FIELDS, **family.present}.items()},
         }
-        if num_mtp_layers := self._number("nextn_predict_layers"):
-            found["num_nextn_predict_layers"] = num_mtp_layers
-        found |= {} if family.derive is None else self._of_family(family.derive, found)
+        if num_mtp_layers := self._count("nextn_predict_layers"):
+            fields["num_nextn_predict_layers"] = num_mtp_layers
+        fields |= {} if family.derive is None else self._call_family(family.derive, fields)
         for name, value in sizes.items():
-            if found.get(name) is value:
+            if fields.get(name) is value:
                 self._check_number(name, value)
-        return found
+        return fields
 
     def generation(self) -> dict[str, Any]:
-        """`general.sampling.*` by the names of generation_config.json, rounded to the precision of float32."""
-        found = {theirs: self._file.metadata.get(f"general.sampling.{ours}") for ours, theirs in _GENERATION.items()}
+        """Return `general.sampling.*` by the names of generation_config.json, rounded to the precision of float32."""
+        values = {field: self._file.metadata.get(f"general.sampling.{key}") for key, field in _GENERATION.items()}
         return {
             name: float(f"{value:.7g}") if isinstance(value, float) else value
-            for name, value in found.items()
+            for name, value in values.items()
             if value is not None
         }
 
-    def described(self) -> dict[str, dict[str, Any]]:
+    def json_files(self) -> dict[str, dict[str, Any]]:
         return {}
 
     def tokenizer(self) -> Tokenizer:
@@ -166,7 +176,7 @@ class GgufSource:
 
         metadata = self._file.metadata
         is_mapped = is_tokenizer_cached(metadata, self._splits, self.path)
-        return 0 if is_mapped else _BYTES_PER_TOKEN * len(metadata.get("tokenizer.ggml.tokens", ()))
+        return 0 if is_mapped else _TOKENIZER_BYTES_PER_TOKEN * len(metadata.get("tokenizer.ggml.tokens", ()))
 
     def pooling(self) -> str | None:
         key = f"{self._family_name}.pooling_type"
@@ -187,15 +197,15 @@ class GgufSource:
     def weights(self) -> GgufTensors:
         family = self._family
         names = GgufNames(family.modules, family.outside, family.layers)
-        further = family.transforms
-        further = self._of_family(further, self.config()) if callable(further) else further
-        transforms = {**self._interleaved(), **further}
+        transforms = family.transforms
+        transforms = self._call_family(transforms, self.config()) if callable(transforms) else transforms
+        transforms = {**self._interleaved_transforms(), **transforms}
         return GgufTensors(self._file, names, transforms, self._sizes()["num_hidden_layers"])
 
     def weight_formats(self) -> dict[str, WeightFormat]:
         tensors = self.weights()
-        found = {name: tensors.info(name).weight_format for name in tensors.names}
-        return {name: format for name, format in found.items() if format is not None}
+        formats = {name: tensors.info(name).weight_format for name in tensors.names}
+        return {name: format for name, format in formats.items() if format is not None}
 
     @property
     def architecture(self) -> str:
@@ -208,7 +218,7 @@ class GgufSource:
 
     @property
     def _splits(self) -> dict[str, SplitRule]:
-        """The rules that split text, by their names: the family's own come first."""
+        """The rules of pre-tokenization by name; those of the family take precedence."""
         return {**GGUF_SPLITS, **self._family.splits}
 
     @cached_property
@@ -228,55 +238,59 @@ class GgufSource:
 
     @property
     def _keys(self) -> dict[str, str]:
-        """The keys under the architecture of fields that are read from one."""
+        """The keys, after the architecture's name, of fields whose values are read from the metadata."""
         return field_keys(self._family)
 
     def _sizes(self) -> dict[str, Any]:
-        """The values of `_keys`, with `head_dim` in every case. Layers that draft tokens (MTP) are not counted."""
-        found, keys = self._under(f"{self._family_name}."), self._keys
+        """Return the fields of `_keys` that the file has, and `head_dim` in every case.
+
+        The number of layers does not include MTP modules.
+        """
+        metadata, keys = self._metadata_with_prefix(f"{self._family_name}."), self._keys
         for name in _FIELDS:
-            if keys[name] not in found and name not in self._family.fields:
-                raise self._lacks(keys[name])
-        sizes = {name: found[key] for name, key in keys.items() if key in found}
+            if keys[name] not in metadata and name not in self._family.fields:
+                raise self._missing_key(keys[name])
+        sizes = {name: metadata[key] for name, key in keys.items() if key in metadata}
         for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
             self._check_number(name, sizes[name])
         sizes.setdefault("head_dim", sizes["hidden_size"] // max(sizes["num_attention_heads"], 1))
-        num_layers = sizes["num_hidden_layers"] - self._number("nextn_predict_layers")
+        num_layers = sizes["num_hidden_layers"] - self._count("nextn_predict_layers")
         return {**sizes, "num_hidden_layers": num_layers}
 
-    def _of_family(self, function: Callable[[Mapping[str, Any]], _T], fields: Mapping[str, Any]) -> _T:
-        """Call a function of the family; ConfigError if a field that it needs is missing or not what it should be."""
+    def _call_family(self, function: Callable[[Mapping[str, Any]], _T], fields: Mapping[str, Any]) -> _T:
+        """Call a function of the family; ConfigError if a field that it needs is missing or has a wrong value."""
         try:
             with np.errstate(all="raise"):
                 return function(fields)
         except KeyError as error:
             key = self._keys.get(error.args[0], error.args[0])
-            raise self._lacks(key) from error
+            raise self._missing_key(key) from error
         except (TypeError, ValueError, ArithmeticError) as error:
             raise ConfigError(
                 f"{self.path} has metadata under {self._family_name} that do not describe a model ({error}). Convert "
                 "the model to GGUF again."
             ) from error
 
-    def _lacks(self, key: str) -> ConfigError:
+    def _missing_key(self, key: str) -> ConfigError:
         return ConfigError(
             f"{self.path} has no {self._family_name}.{key} in its metadata. Convert the model to GGUF again."
         )
 
-    def _number(self, key: str) -> int:
-        """A count that most files do not have; ConfigError for what is none."""
+    def _count(self, key: str) -> int:
+        """Return a count that most files do not have, 0 if it is missing; ConfigError if it is not a count."""
         value = self._file.metadata.get(f"{self._family_name}.{key}", 0)
         if not isinstance(value, int) or value < 0:
             raise ConfigError(f"{self.path} has {self._family_name}.{key} {value!r:.40}; that is a number.")
         return value
 
     def _check_number(self, field: str, value: Any) -> None:
+        """Raise ConfigError unless the value of a field is one number: files may have an array instead."""
         if not isinstance(value, int | float):
             key = f"{self._family_name}.{self._keys[field]}"
             raise ConfigError(f"{self.path} has a {key} that is not one number; that is not supported.")
 
-    def _interleaved(self) -> dict[str, GgufTransform]:
-        """How tensors are read whose rows are stored for interleaved rotation."""
+    def _interleaved_transforms(self) -> dict[str, GgufTransform]:
+        """Return the transforms of tensors whose rows are stored for interleaved rotation."""
         head_dim = self._sizes()["head_dim"]
         transforms = {}
         for name in (f"{module}.{kind}" for module in self._family.interleaved for kind in ("weight", "bias")):
@@ -289,36 +303,40 @@ class GgufSource:
         return transforms
 
     def _experts(self, infos: Mapping[str, TensorInfo]) -> dict[str, Any]:
-        """The fields about experts; none for a dense model. Widths are taken from tensors: not all files have them."""
-        num_experts = self._number("expert_count")
+        """Return the fields about experts; none for a dense model.
+
+        Intermediate sizes are read from the shapes of tensors, because not all files have them in the metadata.
+        """
+        num_experts = self._count("expert_count")
         if not num_experts:
             return {}
-        given = {name: self._file.metadata.get(f"{self._family_name}.{key}") for name, key in _EXPERTS.items()}
-        found = {name: value for name, value in given.items() if value is not None}
-        for field, name, count in _EXPERT_WIDTHS:
+        values = {name: self._file.metadata.get(f"{self._family_name}.{key}") for name, key in _EXPERTS.items()}
+        fields = {name: value for name, value in values.items() if value is not None}
+        for field, name, has_all_experts in _EXPERT_WIDTHS:
             if name in infos:
-                found[field] = infos[name].shape[0] // (num_experts if count else 1)
-        return {**found, "num_experts": num_experts}
+                fields[field] = infos[name].shape[0] // (num_experts if has_all_experts else 1)
+        return {**fields, "num_experts": num_experts}
 
     def _rope_scaling(self) -> dict[str, Any]:
+        """Return the field `rope_scaling` of config.json, if the file has scaling; ConfigError for unsupported keys."""
         prefix = f"{self._family_name}.rope.scaling."
-        given = self._under(prefix)
-        given.pop("finetuned", None)
+        scaling = self._metadata_with_prefix(prefix)
+        scaling.pop("finetuned", None)
         old_factor = self._file.metadata.get(f"{self._family_name}.rope.scale_linear")
-        if old_factor is not None and "type" not in given:
-            given.setdefault("factor", old_factor)
-        for key, value in given.items():
+        if old_factor is not None and "type" not in scaling:
+            scaling.setdefault("factor", old_factor)
+        for key, value in scaling.items():
             if not isinstance(value, str | int | float):
                 raise ConfigError(f"{self.path} has a {prefix}{key} that is not one value; that is not supported.")
         if set(LONGROPE_FACTORS.values()) <= set(self._file.names):
-            return self._longrope(given)
-        for key in _NEUTRAL_AT_ONE:
-            if given.get(key) == 1.0:
-                del given[key]
+            return self._longrope(scaling)
+        for key in _FACTORS_OF_ONE:
+            if scaling.get(key) == 1.0:
+                del scaling[key]
         # Older files have no type (GGUF specification); like llama.cpp, a factor alone is read as linear scaling.
-        if "type" not in given and given.get("factor", 0.0) not in (0.0, 1.0):
-            given["type"] = "linear"
-        is_scaled = given.get("type", "none") != "none"
+        if "type" not in scaling and scaling.get("factor", 0.0) not in (0.0, 1.0):
+            scaling["type"] = "linear"
+        is_scaled = scaling.get("type", "none") != "none"
         if ROPE_FACTORS in self._file.names:
             if is_scaled:
                 raise ConfigError(f"{self.path} has both {ROPE_FACTORS} and {prefix}type, which is not supported.")
@@ -326,35 +344,35 @@ class GgufSource:
             return {"rope_scaling": {"rope_type": "factors", "factors": factors}}
         if not is_scaled:
             return {}
-        given = {key: value for key, value in given.items() if f"rope.scaling.{key}" not in self._keys.values()}
-        for key in given:
+        scaling = {key: value for key, value in scaling.items() if f"rope.scaling.{key}" not in self._keys.values()}
+        for key in scaling:
             if key not in _ROPE_SCALING:
                 raise ConfigError(f"{self.path} has {prefix}{key} in its metadata, which is not supported.")
-        return {"rope_scaling": {_ROPE_SCALING[key]: value for key, value in given.items()}}
+        return {"rope_scaling": {_ROPE_SCALING[key]: value for key, value in scaling.items()}}
 
-    def _longrope(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """LongRoPE, whose factors are tensors."""
+    def _longrope(self, scaling: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of LongRoPE, whose factors are tensors."""
         factors = {
             field: np.asarray(self._file.array(name)).ravel().tolist() for field, name in LONGROPE_FACTORS.items()
         }
         return {
-            "rope_scaling": {"rope_type": "longrope", **factors, "attention_factor": given.get("attn_factor")},
-            "original_max_position_embeddings": given.get("original_context_length"),
+            "rope_scaling": {"rope_type": "longrope", **factors, "attention_factor": scaling.get("attn_factor")},
+            "original_max_position_embeddings": scaling.get("original_context_length"),
         }
 
-    def _under(self, prefix: str) -> dict[str, Any]:
-        """The metadata with this prefix, by the rest of their keys."""
+    def _metadata_with_prefix(self, prefix: str) -> dict[str, Any]:
+        """Return the metadata whose keys have this prefix, by the rest of their keys."""
         metadata = self._file.metadata
         return {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
 
 
-def _is_in_a_layer(name: str, infos: Mapping[str, TensorInfo]) -> bool:
-    """Whether any layer has a tensor of this name."""
-    return any(in_layer(one) == name != one for one in infos)
+def _any_layer_has(name: str, infos: Mapping[str, TensorInfo]) -> bool:
+    """Whether any layer has a tensor of this name, such as `attn_q.bias`."""
+    return any(in_layer(full_name) == name != full_name for full_name in infos)
 
 
-def _computed_in(tensors: list[TensorInfo]) -> str:
-    """The dtype of most values; bfloat16 for quantised models, whose norms and biases are float32 in any case."""
+def _compute_dtype(tensors: list[TensorInfo]) -> str:
+    """Return the dtype of most values; bfloat16 for quantised models, whose norms and biases are always float32."""
     if any(info.weight_format for info in tensors):
         return "bfloat16"
     sizes: Counter[str] = Counter()
@@ -363,8 +381,9 @@ def _computed_in(tensors: list[TensorInfo]) -> str:
     return sizes.most_common(1)[0][0]
 
 
-_NAMED = ("eos", "eot", "eom")
-_TEXTS = frozenset(
+_END_TOKENS = ("eos", "eot", "eom")
+"""The kinds of end tokens in the metadata: `tokenizer.ggml.eos_token_id` and so on."""
+_END_TEXTS = frozenset(
     {
         "</s>",
         "<EOT>",
@@ -383,15 +402,15 @@ _TEXTS = frozenset(
 
 
 def end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """List the tokens that end an answer: those that the metadata names, then control tokens with the text of an end.
+    """Return the ids of the tokens that end the output: those in the metadata, then control tokens of known texts.
 
-    The metadata name one token of each kind at most, while generation_config.json lists several and the converter
-    writes the first. The others are recognised by their texts.
+    The metadata have at most one token of each kind, while generation_config.json may list several, of which the
+    converter writes the first. The others are recognised by their texts.
     """
-    named = [metadata[key] for name in _NAMED if (key := f"tokenizer.ggml.{name}_token_id") in metadata]
+    in_metadata = [metadata[key] for kind in _END_TOKENS if (key := f"tokenizer.ggml.{kind}_token_id") in metadata]
     tokens, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
     if not isinstance(tokens, GgufStrings) or not isinstance(types, np.ndarray):  # the file has no tokenizer
-        return named
+        return in_metadata
     control = np.flatnonzero(types[: len(tokens)] == CONTROL).tolist()
-    known = (token_id for token_id, text in zip(control, tokens.select(control), strict=True) if text in _TEXTS)
-    return list(dict.fromkeys([*named, *known]))
+    by_text = (token_id for token_id, text in zip(control, tokens.select(control), strict=True) if text in _END_TEXTS)
+    return list(dict.fromkeys([*in_metadata, *by_text]))

@@ -1,7 +1,7 @@
-"""The JSON files of a model directory in the Hugging Face layout: config.json, and sentence-transformers' modules.
+"""The JSON files of a model directory in the Hugging Face layout: config.json, and those of sentence-transformers.
 
-`modules.json` of sentence-transformers lists what is computed one after the other, each with a folder of its own. An
-unknown module is refused, because it would change the vectors.
+`modules.json` of sentence-transformers lists modules that are computed one after another, each with a folder of its
+own. An unknown module is refused, because it would change the embeddings.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def read_hf_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
         found = ", ".join(sorted(entry.name for entry in directory.iterdir())[:5]) or "nothing"
-        wanted = "the directory of a Hugging Face model, or a .gguf file"
+        advice = "the directory of a Hugging Face model, or a .gguf file"
         if (directory / "adapter_config.json").is_file():
-            wanted = "the model that this LoRA adapter belongs to, and this directory as adapters"
+            advice = "the model that this LoRA adapter belongs to, and this directory as adapters"
         if (directory / "snapshots").is_dir():  # a model in the cache of huggingface_hub
-            wanted = "one of the directories in its snapshots"
-        raise ConfigError(f"{str(directory)!r} holds no config.json (found {found}). Pass {wanted}.")
+            advice = "one of the directories in its snapshots"
+        raise ConfigError(f"{str(directory)!r} holds no config.json (found {found}). Pass {advice}.")
     return _read_object(path)
 
 
@@ -59,7 +59,7 @@ def read_optional_json(path: Path) -> dict[str, Any]:
 
 
 def architecture_name(raw: Mapping[str, Any], directory: Path) -> str:
-    """The first entry of `architectures`, else `model_type`; ConfigError if there is neither."""
+    """Return the first entry of `architectures`, else `model_type`; ConfigError if there is neither."""
     names = raw.get("architectures") or [raw.get("model_type")]
     if not isinstance(names, list) or not isinstance(names[0], str):
         raise ConfigError(
@@ -83,14 +83,15 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _fault(error: Exception) -> str:
-    """Describe the error that reading a JSON file raised."""
+    """Return the end of a sentence about a JSON file that could not be read, such as "is not valid JSON (…)"."""
     if isinstance(error, OSError):
         return f"cannot be read ({error.strerror or error})"
     return f"is not valid JSON ({error})"
 
 
-_MODES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
-_FLAGS = {
+_POOLING_OF_MODE = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+"""The names of `LLM.embed` for the modes of sentence-transformers that are supported."""
+_MODE_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "lasttoken",
     "pooling_mode_max_tokens": "max",
@@ -98,26 +99,26 @@ _FLAGS = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
-"""The older form of `pooling_mode`."""
-_NEUTRAL = ("Transformer", "Normalize", "Dropout")
-"""Modules without an effect here: the model itself, the default of `LLM.embed`, and one for training only."""
-_DEFAULT_FOLDER = "1_Pooling"
+"""The flags of older files, which have no `pooling_mode`, and the mode that each stands for."""
+_MODULES_WITHOUT_EFFECT = ("Transformer", "Normalize", "Dropout")
+"""The model itself, what `LLM.embed` does by default, and a module for training only."""
+_POOLING_FOLDER = "1_Pooling"
 _NO_LIMIT = 2**31
 
 
 def read_pooling(directory: Path) -> str | None:
-    """Read the pooling of vectors (last, mean, cls), None if unspecified; ConfigError for an unsupported one."""
+    """Read the pooling of embeddings (last, mean, cls), None if unspecified; ConfigError for an unsupported one."""
     modules = _modules(directory)
-    pooled = [folder for kind, folder in modules if kind == "Pooling"]
-    for kind in (kind for kind, _ in modules if kind not in (*_NEUTRAL, "Pooling")):
-        raise _not_computed(directory, f"modules.json has a module {kind!r:.80}")
-    if len(pooled) > 1:
-        raise _not_computed(directory, f"modules.json has {len(pooled)} modules that pool")
-    described = read_optional_json(directory / (pooled[0] if pooled else _DEFAULT_FOLDER) / "config.json")
-    modes = _modes(described)
-    if len(modes) > 1 or not set(modes) <= set(_MODES):
-        raise _not_computed(directory, f"vectors are pooled by {', '.join(modes)}")
-    return _MODES[modes[0]] if modes else None
+    pooling_folders = [folder for kind, folder in modules if kind == "Pooling"]
+    for kind in (kind for kind, _ in modules if kind not in (*_MODULES_WITHOUT_EFFECT, "Pooling")):
+        raise _unsupported(directory, f"modules.json has a module {kind!r:.80}")
+    if len(pooling_folders) > 1:
+        raise _unsupported(directory, f"modules.json has {len(pooling_folders)} modules that pool")
+    folder = pooling_folders[0] if pooling_folders else _POOLING_FOLDER
+    modes = _pooling_modes(read_optional_json(directory / folder / "config.json"))
+    if len(modes) > 1 or not set(modes) <= set(_POOLING_OF_MODE):
+        raise _unsupported(directory, f"vectors are pooled by {', '.join(modes)}")
+    return _POOLING_OF_MODE[modes[0]] if modes else None
 
 
 def read_text_limit(directory: Path) -> int | None:
@@ -134,20 +135,21 @@ def read_text_limit(directory: Path) -> int | None:
     return limit
 
 
-def _modes(described: Mapping[str, Any]) -> list[str]:
-    mode = described.get("pooling_mode")
+def _pooling_modes(config: Mapping[str, Any]) -> list[str]:
+    """Return the modes in the config.json of a pooling module."""
+    mode = config.get("pooling_mode")
     if mode is None:
-        return [name for flag, name in _FLAGS.items() if described.get(flag) is True]
-    return [str(part) for part in mode] if isinstance(mode, list) else [str(mode)]
+        return [name for flag, name in _MODE_FLAGS.items() if config.get(flag) is True]
+    return [str(each) for each in mode] if isinstance(mode, list) else [str(mode)]
 
 
 def _modules(directory: Path) -> list[tuple[str, str]]:
-    """List the kind and the folder of each module."""
+    """Return the kind and the folder of each module in modules.json; ConfigError if it is broken."""
     path = directory / "modules.json"
     if not path.is_file():
         return []
     try:
-        found = [
+        modules = [
             (str(module["type"]).rpartition(".")[2], str(module.get("path", "")))
             for module in json.loads(path.read_text(encoding="utf-8"))
         ]
@@ -156,14 +158,14 @@ def _modules(directory: Path) -> list[tuple[str, str]]:
             f"{str(path)!r} is not a list of modules ({type(error).__name__}). "
             + remedy(path, error, otherwise="Download or write it again.")
         ) from None
-    for kind, folder in found:
-        if folder == ".." or set(folder) & set("/\\:\0"):  # a module lies in the model's directory
+    for kind, folder in modules:
+        if folder == ".." or set(folder) & set("/\\:\0"):  # folders outside the model's directory are not read
             raise ConfigError(f"{str(path)!r} puts {kind!r:.80} into {folder!r:.80}, which is no folder beside it.")
-    return found
+    return modules
 
 
-def _not_computed(directory: Path, what: str) -> ConfigError:
+def _unsupported(directory: Path, reason: str) -> ConfigError:
     return ConfigError(
-        f"The vectors of {str(directory)!r} are not computed as it says: {what}. Say which pooling to use instead: "
+        f"The vectors of {str(directory)!r} are not computed as it says: {reason}. Say which pooling to use instead: "
         "last, mean or cls."
     )

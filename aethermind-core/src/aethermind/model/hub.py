@@ -1,8 +1,8 @@
 """Models of the Hugging Face Hub: found in the cache that all programs share, or downloaded into it.
 
 The client is `huggingface_hub`, which is imported when a name of the Hub is first used. It reads HF_HOME, HF_ENDPOINT,
-HF_TOKEN and HF_HUB_OFFLINE, and draws progress bars on a terminal. What is in the cache is used without a request.
-Layout of the cache: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
+HF_TOKEN and HF_HUB_OFFLINE, and draws progress bars on a terminal. A model that is in the cache is used without a
+request. Layout of the cache: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
 """
 
 from __future__ import annotations
@@ -49,22 +49,25 @@ _TIMEOUT_S = 10.0
 """The time limit of a request for a list of files or a file's properties."""
 
 _MAX_PARALLEL = 8
-"""Small files that are fetched at once."""
+"""The number of small files that are fetched at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A whole model in the cache: its name, with the quantisation of a GGUF, and its directory or .gguf file."""
+    """A complete model in the cache: its name on the Hub, and its directory or .gguf file.
+
+    The name of a GGUF model includes its quantisation.
+    """
 
     name: str
     path: Path
 
 
 def local_path(text: str, kind: RepoKind = "model") -> Path:
-    """The path of a model, tokenizer or adapter that is given as a path or as a name of the Hub.
+    """Return the path of a model, tokenizer or adapter that is given as a path or as a name on the Hub.
 
-    A path that exists always wins. A name is looked up in the cache, and downloaded if it is not there. A text of
-    neither form is returned as a path, whether it exists or not. ConfigError says why a name cannot be had.
+    A path that exists takes precedence. A name is looked up in the cache, and downloaded if it is not there. A text
+    that is not a name is returned as a path, whether it exists or not. ConfigError says why a download failed.
     """
     path = env.expand_home(text)
     name = hub_name(text)
@@ -79,7 +82,7 @@ def hub_name(text: str) -> HubName | None:
 
 
 def title_of(path: Path) -> str:
-    """The name on the Hub of a model in its cache; other paths as they are."""
+    """Return the name on the Hub of a model in the cache; for other paths the path itself."""
     parts = path.parts
     if "snapshots" in parts and (folder := parts[parts.index("snapshots") - 1]).startswith("models--"):
         return folder.removeprefix("models--").replace("--", "/")
@@ -89,7 +92,8 @@ def title_of(path: Path) -> str:
 def find_cached(name: HubName, kind: RepoKind = "model", *, is_partial_enough: bool = False) -> Path | None:
     """Find a model in the cache, without a request; None unless all of its files are there.
 
-    With `is_partial_enough` weights and config.json suffice, as the cache cannot tell whether there are more files.
+    With `is_partial_enough` weights and config.json suffice, because the cache does not know whether the repository has
+    more files.
     """
     snapshot = _snapshot(_repo_folder(name), name.revision or "main")
     if snapshot is None:
@@ -99,7 +103,7 @@ def find_cached(name: HubName, kind: RepoKind = "model", *, is_partial_enough: b
     except ConfigError:  # the quantisation is not in the cache
         return None
     is_enough = is_partial_enough and bool(chosen.weights) and "config.json" in chosen.texts
-    return _result(snapshot, chosen) if chosen.is_complete or is_enough else None
+    return _model_path(snapshot, chosen) if chosen.is_complete or is_enough else None
 
 
 class RepoFiles(NamedTuple):
@@ -111,8 +115,9 @@ class RepoFiles(NamedTuple):
 
 
 def choose_files(name: HubName, kind: RepoKind = "model") -> RepoFiles:
-    """Ask the Hub for the files of a model, and choose those that are needed. Errors are the client's (`explained`), or
-    a ConfigError.
+    """Ask the Hub for the files of a model, and choose those that are needed.
+
+    ConfigError for files that are no model; other errors are the client's, which `explained` turns into ConfigErrors.
     """
     hub = _client()
     info = hub.HfApi().model_info(name.repo, revision=name.revision, files_metadata=True, timeout=_TIMEOUT_S)
@@ -162,7 +167,7 @@ class Download:
             reference = _repo_folder(self.name) / "refs" / revision
             reference.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(reference, [commit.encode()])
-        return _result(self.snapshot, self.files.chosen)
+        return _model_path(self.snapshot, self.files.chosen)
 
 
 def begin_download(name: HubName, kind: RepoKind = "model") -> Download | Path:
@@ -218,9 +223,9 @@ def cached_models() -> list[CachedModel]:
 
 
 def delete_cached(name: HubName) -> int:
-    """Delete a model from the cache, or one quantisation or revision of it. Returns the bytes that are freed.
+    """Delete a model, or the quantisation or revision in its name, from the cache; return the number of freed bytes.
 
-    ConfigError if it is not there.
+    ConfigError if it is not in the cache.
     """
     folder = _repo_folder(name)
     snapshots = {path.name for path in (folder / "snapshots").glob("*")} if folder.is_dir() else set()
@@ -265,7 +270,7 @@ def _repo_folder(name: HubName) -> Path:
 
 
 def _snapshot(folder: Path, revision: str) -> Path | None:
-    """The directory of a branch, tag or commit in a repository's folder, if there is one."""
+    """Return the directory of a branch, tag or commit in a repository's folder; None if there is none."""
     reference = folder / "refs" / revision
     commit = reference.read_text().strip() if reference.is_file() else revision
     snapshot = folder / "snapshots" / commit
@@ -277,7 +282,7 @@ def _files_below(snapshot: Path) -> list[str]:
 
 
 def _shards(index: Path) -> Sequence[str]:
-    """The files that an index lists; none where it cannot be read, which the reader of weights reports."""
+    """Return the files that an index lists; none if it cannot be read, which the reader of weights reports later."""
     try:
         listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
         return sorted({name for name in listed if isinstance(name, str) and "/" not in name})
@@ -285,7 +290,7 @@ def _shards(index: Path) -> Sequence[str]:
         return ()
 
 
-def _result(snapshot: Path, chosen: Selection) -> Path:
+def _model_path(snapshot: Path, chosen: Selection) -> Path:
     return snapshot if chosen.gguf is None else snapshot / chosen.gguf
 
 
@@ -310,7 +315,7 @@ def _check_space(name: HubName, missing: Mapping[str, int]) -> None:
 
 
 def _announce(name: HubName, missing: Mapping[str, int]) -> None:
-    """Log what is downloaded; on a terminal say it in any case."""
+    """Print what is downloaded on a terminal, else log it."""
     files = f"{len(missing)} file{'s' if len(missing) > 1 else ''}"
     text = f"Downloading {name}: {files}, {_size(sum(missing.values()))}, to {_cache_root()}"
     if sys.stderr is not None and sys.stderr.isatty():
@@ -326,7 +331,7 @@ def _size(num_bytes: int) -> str:
 
 @contextmanager
 def explained(name: HubName) -> Iterator[None]:
-    """Turn the client's errors into a ConfigError of one sentence."""
+    """Turn the client's errors within the `with` block into a ConfigError of one sentence."""
     try:
         yield
     except ConfigError:

@@ -1,9 +1,9 @@
-"""Headers of a model on the Hugging Face Hub, without its weights: what its memory is estimated from.
+"""Headers of the weight files of a model on the Hugging Face Hub, from which its memory is estimated.
 
-The files of weights become sparse files of their own size, which hold the header and else nothing, so they are opened
-like downloaded ones. A header is read by requests for a range of bytes: https://huggingface.co/docs/safetensors says
-how long that of a .safetensors file is, and a .gguf file is read until its header is whole. Tensors that describe
-quantised matrices, such as their shapes, are read too.
+The weights themselves are not downloaded. Each weight file becomes a sparse file of the right size that contains only
+the header, so it is opened like a downloaded one. Headers are read by HTTP range requests: the length of that of a
+.safetensors file is known (https://huggingface.co/docs/safetensors), and a .gguf file is read until its header is
+complete. Small tensors that describe quantised matrices, such as their shapes, are read as well.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from aethermind.model.hub_files import HubName
 __all__ = ["fetch_headers", "fetch_safetensors_header"]
 
 _FIRST_BYTES = 1 << 18
-"""Bytes of a file of weights that are asked for at first: more than most headers of .safetensors files have."""
+"""The size of the first request for a weight file: more than most headers of .safetensors files."""
 _MAX_TEXT_BYTES = 1 << 20
-"""Larger text files are tokenizers, of which only the size matters here."""
+"""Larger text files are not read: they are tokenizers, of which only the size is needed."""
 _MAX_PARALLEL = 8
 
 _DESCRIPTIONS = (
     *(".weight_shape", ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"),
     *(".shape", ".axis", ".group_size", ".nbits", ".packing"),
 )
-"""The ends of the names of tensors that describe a quantised matrix (compressed-tensors, bitsandbytes, HQQ)."""
+"""Suffixes of the names of tensors that describe a quantised matrix (compressed-tensors, bitsandbytes, HQQ)."""
 _MAX_DESCRIPTION_BYTES = 1 << 12
 _MAX_GAP_BYTES = 1 << 16
-"""Bytes between two descriptions up to which they are read by one request."""
+"""Two descriptions with at most this many bytes between them are read by one request."""
 
 ReadRange = Callable[[int, int], bytes]
-"""Reads the bytes of a file from a position to another, which is not included, or to its end."""
+"""Reads the bytes `begin` to `end`, exclusive, of a file on the Hub."""
 
 
 def fetch_headers(name: HubName, directory: Path) -> Path:
     """Write the headers of a model into an empty directory, and return the path at which the model is opened.
 
-    ConfigError says in one sentence why they cannot be had.
+    ConfigError says in one sentence why they cannot be read.
     """
     with explained(name):
         commit, sizes, chosen = choose_files(name)
@@ -79,62 +79,64 @@ def fetch_safetensors_header(name: HubName, path: str, commit: str, size: int, t
 
 
 def _write_safetensors_header(target: Path, size: int, read: ReadRange) -> None:
-    begin = read(0, min(size, _FIRST_BYTES))
-    end = 8 + int.from_bytes(begin[:8], "little")
-    if end > len(begin) and end <= min(size, MAX_HEADER_BYTES):
-        begin += read(len(begin), end)
-    _write_sparse(target, begin[:end], size)
+    """Write the header, and the small tensors that describe quantised matrices."""
+    contents = read(0, min(size, _FIRST_BYTES))
+    end = 8 + int.from_bytes(contents[:8], "little")
+    if end > len(contents) and end <= min(size, MAX_HEADER_BYTES):
+        contents += read(len(contents), end)
+    _write_sparse(target, contents[:end], size)
     try:
         file = SafetensorsFile(target)
-    except CheckpointError:  # the model is opened later, and then this is said
+    except CheckpointError:  # reported when the model is opened
         return
     infos = (file.info(tensor) for tensor in file.names if tensor.endswith(_DESCRIPTIONS))
-    small = sorted((info.begin, info.end) for info in infos if 0 < info.num_bytes <= _MAX_DESCRIPTION_BYTES)
-    spans: list[tuple[int, int]] = []
-    for first, last in small:
-        if spans and first - spans[-1][1] <= _MAX_GAP_BYTES:
-            spans[-1] = (spans[-1][0], last)
+    descriptions = sorted((info.begin, info.end) for info in infos if 0 < info.num_bytes <= _MAX_DESCRIPTION_BYTES)
+    merged: list[tuple[int, int]] = []
+    for begin, end in descriptions:
+        if merged and begin - merged[-1][1] <= _MAX_GAP_BYTES:
+            merged[-1] = (merged[-1][0], end)
         else:
-            spans.append((first, last))
+            merged.append((begin, end))
     with open(target, "r+b") as opened, ThreadPoolExecutor(_MAX_PARALLEL) as pool:
-        ranges = [(file.data_begin + first, file.data_begin + last) for first, last in spans]
-        for (first, _), values in zip(ranges, pool.map(lambda span: read(*span), ranges), strict=True):
-            opened.seek(first)
+        ranges = [(file.data_begin + begin, file.data_begin + end) for begin, end in merged]
+        for (begin, _), values in zip(ranges, pool.map(lambda each: read(*each), ranges), strict=True):
+            opened.seek(begin)
             opened.write(values)
 
 
 def _write_gguf_header(target: Path, size: int, read: ReadRange) -> None:
     """Write the header, and the factors of rotary frequencies, which are configuration that is stored as tensors."""
-    begin, wanted = b"", _FIRST_BYTES
-    while len(begin) < size:
-        begin += read(len(begin), min(size, wanted))
-        target.write_bytes(begin)
-        if _has_whole_header(target):
+    contents, length = b"", _FIRST_BYTES
+    while len(contents) < size:
+        contents += read(len(contents), min(size, length))
+        target.write_bytes(contents)
+        if _has_complete_header(target):
             break
-        wanted *= 4
-    _write_sparse(target, begin, size)
+        length *= 4
+    _write_sparse(target, contents, size)
     file = GgufFile(target)
     for tensor in {ROPE_FACTORS, *LONGROPE_FACTORS.values()} & set(file.names):
-        first, last = file.byte_range(tensor)
+        begin, end = file.byte_range(tensor)
         with open(target, "r+b") as opened:
-            opened.seek(first)
-            opened.write(read(first, last))
+            opened.seek(begin)
+            opened.write(read(begin, end))
 
 
-def _has_whole_header(path: Path) -> bool:
+def _has_complete_header(path: Path) -> bool:
     try:
         GgufFile(path)
     except TruncatedHeaderError:
         return False
-    except CheckpointError:  # of its tensors, which are not there yet
+    except CheckpointError:  # about the tensors, which are missing here
         return True
     return True
 
 
-def _write_sparse(target: Path, begin: bytes, size: int) -> None:
+def _write_sparse(target: Path, contents: bytes, size: int) -> None:
+    """Write a sparse file of `size` bytes that begins with `contents`."""
     with open(target, "wb") as file:
-        file.write(begin)
-        file.truncate(max(size, len(begin)))
+        file.write(contents)
+        file.truncate(max(size, len(contents)))
 
 
 def _url(name: HubName, path: str, commit: str) -> str:
@@ -157,7 +159,7 @@ def _read_range(url: str, begin: int, end: int) -> bytes:
 
 
 def _redirects() -> dict[str, bool]:
-    """The argument with which the client's HTTP library follows redirects: httpx does so only on request."""
+    """Return the argument with which the client's HTTP library follows redirects: httpx does so only on request."""
     import huggingface_hub
 
     return {"follow_redirects": True} if int(huggingface_hub.__version__.split(".")[0]) >= 1 else {}

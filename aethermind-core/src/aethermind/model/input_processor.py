@@ -1,7 +1,7 @@
-"""Input processors, by which a model package turns images or sound in a prompt into embeddings.
+"""Input processors, with which a model package turns images or audio in a prompt into embeddings.
 
-A processor decides where in the prompt the embeddings are placed and which token ids stand for them (for instance the
-id of `<image>`, once for each row). It computes the rows that the model gets instead of the embeddings of those ids.
+A processor decides where in the prompt the embeddings are placed, and which token ids are placeholders for them (for
+instance the id of `<image>`, once for each embedding). The model reads the embeddings instead of those of the ids.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class EmbeddingSpan:
         return self.start + len(self.values)
 
     def digest(self) -> bytes:
-        """A hash of the span's place and values, 16 bytes, for the prefix cache."""
+        """Return a hash of the span's position and values, 16 bytes, for the prefix cache."""
         return blake2b(self.start.to_bytes(8, "little") + self.values.tobytes(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessedPrompt:
-    """The token ids of a prompt, and the embeddings that replace those of some ids, in order and without overlap."""
+    """The token ids of a prompt, and the embeddings that replace those of some ids, in ascending order, disjoint."""
 
     token_ids: Sequence[int]
     embeddings: tuple[EmbeddingSpan, ...]
@@ -57,7 +57,7 @@ class InputProcessor(Protocol):
 
 
 class InputProcessorFactory(Protocol):
-    """The factory that `register_input_processors` registers."""
+    """Makes the input processors of one architecture; `register_input_processors` registers it."""
 
     def create(self, raw: Mapping[str, Any], weights: TensorSource) -> InputProcessor:
         """Make the processor of a model from config.json's contents and the checkpoint's tensors."""

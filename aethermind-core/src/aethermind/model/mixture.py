@@ -1,4 +1,4 @@
-"""The configuration of a mixture of experts, in Hugging Face's field names."""
+"""The configuration of a mixture of experts, read from Hugging Face's config.json."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ __all__ = ["MixtureConfig", "RouterConfig", "read_deepseek_mixture", "read_mixtu
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """How a router scores and chooses experts, see the operator `router_topk`; the defaults are a softmax over all.
+    """How a router scores and selects experts (operator `router_topk`); by default by a softmax over all experts.
 
     Attributes:
         is_sigmoid: whether scores are sigmoids instead of a softmax.
         has_correction_bias: whether a bias of each expert, the parameter `gate.e_score_correction_bias`, is added to
-            the scores for the choice only.
-        num_groups, top_groups: experts are groups of neighbours, and a token's are in so many of the best groups.
-        group_score_k: the score of a group is the sum of so many of its best.
-        scale: the factor of all weights.
+            scores for the selection, but not for the weights of experts.
+        num_groups, top_groups: experts are divided into `num_groups` groups of neighbours, and those of a token are
+            selected from its `top_groups` best groups.
+        group_score_k: the score of a group is the sum of this many of its highest scores.
+        scale: the factor of all weights of experts.
     """
 
     is_sigmoid: bool = False
@@ -38,14 +39,14 @@ class MixtureConfig:
     """The feed-forward networks of a decoder in which some layers are mixtures of experts.
 
     Attributes:
-        num_experts: the experts of a layer.
-        num_experts_per_tok: how many of them a token uses.
+        num_experts: the number of experts of a layer.
+        num_experts_per_tok: the number of experts that a token uses.
         width: the intermediate size of an expert.
         renormalize: whether the router's probabilities of a token's experts are divided by their sum.
-        is_sparse: for each layer, whether it is a mixture; the others are dense.
-        shared_width: the intermediate size of an expert that all tokens use in addition; 0 where there is none.
-        has_shared_gate: whether the shared expert is scaled by a sigmoid of its own.
-        router: how experts are chosen.
+        is_sparse: for each layer, whether it is a mixture of experts; the others are dense.
+        shared_width: the intermediate size of the shared expert, which all tokens use in addition; 0 for none.
+        has_shared_gate: whether the output of the shared expert is multiplied by a sigmoid gate.
+        router: how experts are selected.
     """
 
     num_experts: int
@@ -64,7 +65,7 @@ class MixtureConfig:
 
     @property
     def expert_modules(self) -> dict[str, str]:
-        """The modules of experts, for `checkpoint.expert_stacks` of checkpoints that have the graph's names."""
+        """The argument `modules` of `checkpoint.expert_stacks` for checkpoints that have the graph's names."""
         return {name: name for name in (f"model.layers.{layer}.mlp.experts" for layer in self.sparse_layers)}
 
 
@@ -79,11 +80,12 @@ def read_mixture_config(
     width: str = "moe_intermediate_size",
     shared_width: str | None = None,
 ) -> MixtureConfig:
-    """Read the fields about experts of config.json; missing ones come from the architecture's `defaults`.
+    """Read the fields about experts of config.json, whose contents are `raw`. `defaults` are the architecture's.
 
-    The number of experts is `num_experts` or, in some versions of transformers, `num_local_experts`; `width` and
-    `shared_width` are the architecture's names of these fields. Layer i is sparse where `decoder_sparse_step` divides
-    i + 1, unless `mlp_only_layers` lists it. ConfigError names a bad field.
+    The number of experts is `num_experts` or, in some versions of transformers, `num_local_experts`. `width` and
+    `shared_width` are the names of the fields with the intermediate sizes of an expert and of the shared expert. Layer
+    i is a mixture if `decoder_sparse_step` divides i + 1 and `mlp_only_layers` does not list i. ConfigError names a bad
+    field.
     """
     fields = {**defaults, **{name: value for name, value in raw.items() if value is not None}}
     count = next((name for name in _COUNTS if raw.get(name) is not None), _COUNTS[0])
@@ -94,7 +96,7 @@ def read_mixture_config(
     if not isinstance(renormalize, bool):
         raise ConfigError(f"norm_topk_prob in config.json should be true or false, got {renormalize!r}.")
     step, dense = positive_int(fields, "decoder_sparse_step", default=1), fields.get("mlp_only_layers", [])
-    if not isinstance(dense, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in dense):
+    if not isinstance(dense, list) or not all(isinstance(each, int) and not isinstance(each, bool) for each in dense):
         raise ConfigError(f"mlp_only_layers in config.json should be a list of layers, got {dense!r:.80}.")
     return MixtureConfig(
         num_experts,
@@ -107,11 +109,12 @@ def read_mixture_config(
 
 
 def read_deepseek_mixture(fields: Mapping[str, Any], num_layers: int) -> MixtureConfig:
-    """Read the fields about experts in DeepSeek's form, which GLM-4.5 has, too; `fields` include defaults.
+    """Read the fields about experts with DeepSeek's names, which GLM-4.5 has as well; `fields` include defaults.
 
-    Layer i is sparse from `first_k_dense_replace` on, where `moe_layer_freq` divides i. The shared experts are one of
-    `n_shared_experts` times the width. `topk_method` is greedy, group_limited_greedy or noaux_tc (with a correction
-    bias), `scoring_func` softmax or sigmoid. ConfigError names a bad field.
+    Layer i is a mixture if i is at least `first_k_dense_replace` and a multiple of `moe_layer_freq`. The
+    `n_shared_experts` shared experts are computed as one expert of that many times the width. `topk_method` is greedy,
+    group_limited_greedy or noaux_tc (with a correction bias), `scoring_func` softmax or sigmoid. ConfigError names a
+    bad field.
     """
     num_experts, num_chosen = positive_int(fields, "n_routed_experts"), positive_int(fields, "num_experts_per_tok")
     width, step = positive_int(fields, "moe_intermediate_size"), positive_int(fields, "moe_layer_freq")
@@ -152,9 +155,9 @@ def _read_router(fields: Mapping[str, Any], num_experts: int) -> RouterConfig:
             f"n_group ({num_groups}) in config.json should divide n_routed_experts ({num_experts}), and topk_group "
             f"({top_groups}) be at most n_group."
         )
-    # The score of a group is that of its best expert, or the sum of its best two where a bias balances load.
-    best = min(2, num_experts // num_groups) if has_bias else 1
-    return RouterConfig(router.is_sigmoid, has_bias, num_groups, top_groups, best, router.scale)
+    # The score of a group is that of its best expert, or with a correction bias the sum of its best two.
+    group_score_k = min(2, num_experts // num_groups) if has_bias else 1
+    return RouterConfig(router.is_sigmoid, has_bias, num_groups, top_groups, group_score_k, router.scale)
 
 
 def _count(fields: Mapping[str, Any], name: str) -> int:

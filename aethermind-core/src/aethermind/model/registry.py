@@ -32,8 +32,9 @@ _WRITE_A_PLUGIN = (
 
 
 _COUNT = re.compile(r"(^|_)n(um)?_(\w+_)?(layers?|heads?|experts?)$")
+"""Matches the names of fields that count layers, heads or experts."""
 _MAX_COUNT = 2**16
-"""Layers, heads or experts of a model: 100 times those of the largest published ones."""
+"""The most layers, heads or experts of a model: 100 times those of the largest published ones."""
 
 
 class ArchitectureRegistry(Registry[Architecture]):
@@ -73,15 +74,15 @@ class ArchitectureRegistry(Registry[Architecture]):
     def create_model(self, name: str, raw: Mapping[str, Any]) -> CausalLM | TextEncoder:
         """Make a model of the architecture `name` from config.json's contents.
 
-        ConfigError for fields that do not describe one: what the package's code raises for them becomes one (KeyError,
-        TypeError, ValueError, …).
+        ConfigError for fields that do not describe one. What the package's code raises for such fields (KeyError,
+        TypeError, ValueError, …) becomes a ConfigError.
         """
         return self._create(name, raw, self.get(name).create)
 
     def create_mtp(self, name: str, raw: Mapping[str, Any]) -> MTPModule | None:
-        """Make the module for multi-token prediction of such a model; None if the architecture or config.json has none.
+        """Make the module for multi-token prediction of a model; None if the architecture or config.json has none.
 
-        Raises ConfigError as `create_model` does.
+        ConfigError as in `create_model`.
         """
         architecture = self.get(name)
         return self._create(name, raw, architecture.create_mtp) if isinstance(architecture, HasMTP) else None
@@ -106,26 +107,29 @@ class ArchitectureRegistry(Registry[Architecture]):
         return None if target is None else import_object(target)
 
     def resolve_name(self, raw: Mapping[str, Any], directory: Path) -> str:
-        """The registered name of config.json's architecture, or its name there; ConfigError if it names none."""
-        named = architecture_name(raw, directory)
-        return named if named in self._entries else self._aliases.get(named, named)
+        """Return the name under which config.json's architecture is registered; its name there if it is not.
+
+        ConfigError if config.json names no architecture.
+        """
+        name = architecture_name(raw, directory)
+        return name if name in self._entries else self._aliases.get(name, name)
 
 
 def _check_counts(raw: Mapping[str, Any]) -> None:
-    """ConfigError for counts that no model has; packages list something for each layer, head or expert."""
-    parts = (raw, *(value for value in raw.values() if isinstance(value, Mapping)))
-    for field, value in (item for part in parts for item in part.items()):
+    """Raise ConfigError for counts that no model has: packages make a list entry for each layer, head or expert."""
+    objects = (raw, *(value for value in raw.values() if isinstance(value, Mapping)))
+    for field, value in (pair for each in objects for pair in each.items()):
         if isinstance(value, int) and value > _MAX_COUNT and _COUNT.search(field):
             raise ConfigError(f"{field} in config.json is {value:,}, which is more than any model has.")
 
 
 def input_processors() -> Registry[InputProcessorFactory]:
-    """An empty registry of input processors, by the names of the multimodal architectures that use them."""
+    """Return an empty registry of input processors, by the names of the multimodal architectures that use them."""
     return Registry("Input processor of architecture", "input processor")
 
 
 def gguf_families() -> Registry[GgufFamily]:
-    """An empty registry of GGUF families, by the values of `general.architecture` in GGUF files."""
+    """Return an empty registry of GGUF families, by the values of `general.architecture` in GGUF files."""
     return Registry("GGUF architecture", "GGUF architecture", advice=_advice_for("gguf"))
 
 
@@ -141,24 +145,25 @@ class ModelRegistry:
         self._is_frozen = False
 
     def register(self, name: str, locate: Callable[[], Path], *, provider: str) -> None:
-        """Register a model; PluginError if the name is taken."""
+        """Register a model; PluginError if there is one of this name."""
         assert not self._is_frozen, "registries are frozen after boot"
         if name in self._entries:
             raise PluginError(f"Model {name!r} of {provider} exists already; give it another name.")
         self._entries[name] = locate
 
     def freeze(self) -> None:
+        """Refuse registrations from now on."""
         self._is_frozen = True
 
     def names(self) -> list[str]:
-        """All installed models, sorted."""
+        """Return the names of all installed models, sorted."""
         return sorted(self._entries)
 
     def locate(self, model: str, kind: RepoKind = "model") -> Path:
-        """The path of an installed model, or of a path or a name of the Hugging Face Hub (see `model.hub`).
+        """Return the path of a model, given as an installed model's name, a path or a name on the Hugging Face Hub.
 
-        Of the Hub, only the files of `kind` are needed. ConfigError for a name that is not found; a path with a slash
-        is returned whether it exists or not.
+        From the Hub only the files of `kind` are downloaded (see `model.hub`). ConfigError for a name that is not
+        found; a path with a slash is returned whether it exists or not.
         """
         entry = self._entries.get(model)
         if entry is not None:

@@ -1,8 +1,8 @@
 """Rotary position embeddings: the frequencies, and their scaling for longer contexts.
 
 Sources: RoFormer (Su et al. 2021); linear interpolation (Chen et al. 2023); NTK-aware scaling (bloc97 2023);
-YaRN (Peng et al. 2023); Llama 3.1's bands (Dubey et al. 2024, arXiv:2407.21783); LongRoPE (Ding et al. 2024,
-arXiv:2402.13753).
+YaRN (Peng et al. 2023); Llama 3.1's scaling by frequency bands (Dubey et al. 2024, arXiv:2407.21783); LongRoPE (Ding
+et al. 2024, arXiv:2402.13753).
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
 __all__ = ["FREQUENCIES", "KINDS", "RopeConfig", "inverse_frequencies", "read_rope"]
 
 FREQUENCIES = "rope.inv_freq"
-"""The constant's name in graphs of models with rotary embeddings."""
+"""The name of the constant with the inverse frequencies, in graphs of models with rotary embeddings."""
 
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "factors")
+"""The values of `rope_type` in config.json, and `factors`, which GGUF files have instead of scaling parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
     """The rotary embedding of a model: `kind` is one of KINDS, the other fields are its parameters in config.json.
 
-    `head_dim` is the number of elements of a head that are rotated, the first ones; the others have no position.
-    `factors` are the divisors of each pair's frequency, for files that store these instead of scaling parameters, and
-    for `longrope` within the original context; `long_factors` are those beyond it.
+    `head_dim` is the number of elements of a head that are rotated, which are the first ones. `factors` are divisors of
+    the frequency of each pair of elements: those of the kind `factors`, and those of `longrope` for contexts up to the
+    original one; `long_factors` are those of `longrope` for longer contexts.
     """
 
     theta: float
@@ -52,21 +53,21 @@ class RopeConfig:
 
     @property
     def max_positions(self) -> int:
-        """The number of positions that the scaling reaches; 0 without scaling, and where the scaling does not say."""
+        """The number of positions for which the frequencies are scaled; 0 without scaling, or if it is unknown."""
         return int(self.factor * self.original_max_position_embeddings)
 
     @property
     def score_scale(self) -> float:
-        """The factor by which YaRN with `mscale_all_dim` multiplies all scores of attention (DeepSeek-V2), else 1."""
+        """The factor by which YaRN with `mscale_all_dim` multiplies all attention scores (DeepSeek-V2), else 1."""
         return _mscale(self.factor, self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
 
 
 def read_rope(
     fields: Mapping[str, Any], *, head_dim: int, max_position_embeddings: int, has_partial_rotary: bool = False
 ) -> RopeConfig:
-    """Read `rope_parameters` (the current spelling) or `rope_theta` with `rope_scaling` (the older one).
+    """Read `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (older versions).
 
-    `has_partial_rotary` says that the architecture rotates the part of each head that `partial_rotary_factor` names.
+    `has_partial_rotary` says whether the architecture can rotate only a part of each head (`partial_rotary_factor`).
     ConfigError names a bad field.
     """
     parameters = _read_parameters(fields)
@@ -89,9 +90,9 @@ def read_rope(
         return RopeConfig(theta, head_dim)
     if kind == "factors":
         return RopeConfig(theta, head_dim, kind, factors=_read_factors(parameters, "factors", head_dim // 2))
-    # A value beside the object takes precedence, as in transformers.
-    beside = _optional_number(fields, "original_max_position_embeddings")
-    original = int(beside or _number(parameters, "original_max_position_embeddings", max_position_embeddings))
+    # A value outside the object takes precedence, as in transformers.
+    outside = _optional_number(fields, "original_max_position_embeddings")
+    original = int(outside or _number(parameters, "original_max_position_embeddings", max_position_embeddings))
     if kind == "longrope":
         short, long = (_read_factors(parameters, name, head_dim // 2) for name in ("short_factor", "long_factor"))
         factor = _number(parameters, "factor", max_position_embeddings / original)
@@ -117,29 +118,29 @@ def read_rope(
 
 
 def _read_parameters(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters of the rotary embedding in config.json, one object for all layers."""
-    spellings = [name for name in ("rope_parameters", "rope_scaling") if fields.get(name)]
-    for name in spellings:
+    """Return the parameters of the rotary embedding in config.json, one object for all layers."""
+    names = [name for name in ("rope_parameters", "rope_scaling") if fields.get(name)]
+    for name in names:
         if not isinstance(fields[name], Mapping):
             raise ConfigError(f"{name} in config.json should be an object, got {fields[name]!r:.80}.")
-    if len(spellings) == 2 and fields["rope_parameters"] != fields["rope_scaling"]:
+    if len(names) == 2 and fields["rope_parameters"] != fields["rope_scaling"]:
         raise ConfigError(
             "config.json has both rope_parameters and rope_scaling, and they differ; "
             "write into rope_parameters what counts, and leave rope_scaling out."
         )
-    parameters: Mapping[str, Any] = fields[spellings[0]] if spellings else {}
+    parameters: Mapping[str, Any] = fields[names[0]] if names else {}
     nested = next((name for name, value in parameters.items() if isinstance(value, Mapping)), None)
     if nested is not None:
         raise ConfigError(
-            f"{spellings[0]} in config.json has parameters for {nested!r:.80} alone; all layers share theirs here."
+            f"{names[0]} in config.json has parameters for {nested!r:.80} alone; all layers share theirs here."
         )
     if "factor" in parameters and not {"rope_type", "type"} & set(parameters):
-        raise ConfigError(f"{spellings[0]} in config.json has a factor and no rope_type; name one: {', '.join(KINDS)}.")
+        raise ConfigError(f"{names[0]} in config.json has a factor and no rope_type; name one: {', '.join(KINDS)}.")
     return parameters
 
 
 def _rotary_dim(head_dim: int, partial: Any) -> int:
-    """The number of rotated elements of a head; ConfigError for a bad `partial_rotary_factor`."""
+    """Return the number of rotated elements of a head; ConfigError for a bad `partial_rotary_factor`."""
     is_number = isinstance(partial, int | float) and not isinstance(partial, bool)
     rotary_dim = int(head_dim * partial) if is_number and 0 < partial <= 1 else 0
     if rotary_dim < 2 or rotary_dim % 2:
@@ -160,6 +161,7 @@ def _read_factors(parameters: Mapping[str, Any], name: str, num_pairs: int) -> t
 
 
 def _read_bands(parameters: Mapping[str, Any], kind: str) -> tuple[float, float]:
+    """Return `low_freq_factor` and `high_freq_factor`, the limits of Llama 3.1's frequency bands."""
     low, high = _number(parameters, "low_freq_factor", 1.0), _number(parameters, "high_freq_factor", 4.0)
     if kind == "llama3" and low >= high:
         raise ConfigError(
@@ -172,35 +174,36 @@ def _read_bands(parameters: Mapping[str, Any], kind: str) -> tuple[float, float]
 def inverse_frequencies(config: RopeConfig, max_model_len: int) -> tuple[np.ndarray[Any, Any], float]:
     """Compute the inverse frequencies, float32 [head_dim/2], and the factor by which cos and sin are multiplied.
 
-    Dynamic NTK scaling and LongRoPE are fixed for the longest context in use, so that cached keys keep their rotation.
+    Dynamic NTK scaling and LongRoPE depend on the length of a context. Here they are computed for `max_model_len`, so
+    that the rotation of cached keys remains right.
     """
     import numpy as np
 
     if config.kind == "dynamic":
-        return _plain(_dynamic_theta(config, max_model_len), config.head_dim), 1.0
-    plain = _plain(config.theta, config.head_dim)
+        return _unscaled(_dynamic_theta(config, max_model_len), config.head_dim), 1.0
+    unscaled = _unscaled(config.theta, config.head_dim)
     if config.kind == "factors":
-        return plain / np.array(config.factors, np.float32), 1.0
+        return unscaled / np.array(config.factors, np.float32), 1.0
     if config.kind == "linear":
-        return plain / np.float32(config.factor), 1.0
+        return unscaled / np.float32(config.factor), 1.0
     if config.kind == "yarn":
-        return _yarn(config, plain)
+        return _yarn(config, unscaled)
     if config.kind == "longrope":
         return _longrope(config, max_model_len)
     if config.kind == "llama3":
-        return _llama3(config, plain), 1.0
-    return plain, 1.0
+        return _llama3(config, unscaled), 1.0
+    return unscaled, 1.0
 
 
-def _plain(theta: float, head_dim: int) -> Any:
-    """theta^(-2i/head_dim) for each pair i, in float32 as models are trained."""
+def _unscaled(theta: float, head_dim: int) -> Any:
+    """Return theta^(-2i/head_dim) for each pair i, in float32 as models are trained."""
     import numpy as np
 
     return np.float32(1) / _powers(theta, head_dim)
 
 
 def _powers(theta: float, head_dim: int) -> Any:
-    """theta^e for each pair i, correctly rounded to float32; the exponents e = 2i / head_dim are float32 themselves."""
+    """Return theta^e for each pair i, correctly rounded to float32; the exponents e = 2i / head_dim are float32."""
     import numpy as np
 
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
@@ -208,12 +211,14 @@ def _powers(theta: float, head_dim: int) -> Any:
 
 
 def _dynamic_theta(config: RopeConfig, max_model_len: int) -> float:
+    """Return the base of dynamic NTK scaling for contexts of `max_model_len` tokens."""
     scale = config.factor * max(max_model_len / config.original_max_position_embeddings, 1) - (config.factor - 1)
     exponent = config.head_dim / (config.head_dim - 2)
     return float(config.theta * scale**exponent)
 
 
-def _yarn(config: RopeConfig, plain: Any) -> tuple[Any, float]:
+def _yarn(config: RopeConfig, unscaled: Any) -> tuple[Any, float]:
+    """Divide low frequencies by `factor`, leave high ones, and blend linearly in between (YaRN, section 3.2)."""
     import numpy as np
 
     half = config.head_dim // 2
@@ -224,13 +229,13 @@ def _yarn(config: RopeConfig, plain: Any) -> tuple[Any, float]:
     low, high = max(low, 0), min(high, config.head_dim - 1)
     span = high - low or 0.001
     ramp = np.clip((np.arange(half, dtype=np.float32) - np.float32(low)) / np.float32(span), 0, 1)
-    keep = 1 - ramp.astype(np.float32)
-    blended = plain / np.float32(config.factor) * (1 - keep) + plain * keep
+    weight = 1 - ramp.astype(np.float32)  # of the unscaled frequency
+    blended = unscaled / np.float32(config.factor) * (1 - weight) + unscaled * weight
     return blended.astype(np.float32), _yarn_attention_factor(config)
 
 
 def _longrope(config: RopeConfig, max_model_len: int) -> tuple[Any, float]:
-    """Divide each frequency by its own factor: another set of factors beyond the original context."""
+    """Divide each frequency by a factor of its own; contexts longer than the original one have other factors."""
     import numpy as np
 
     original = config.original_max_position_embeddings
@@ -242,7 +247,7 @@ def _longrope(config: RopeConfig, max_model_len: int) -> tuple[Any, float]:
 
 
 def _correction_dim(num_rotations: float, config: RopeConfig) -> float:
-    """The index of the pair that turns `num_rotations` times over the original context (YaRN, section 3.2)."""
+    """Return the index of the pair that rotates `num_rotations` times over the original context (YaRN, section 3.2)."""
     positions = config.original_max_position_embeddings
     return config.head_dim * math.log(positions / (num_rotations * 2 * math.pi)) / (2 * math.log(config.theta))
 
@@ -255,15 +260,18 @@ def _yarn_attention_factor(config: RopeConfig) -> float:
     return _mscale(config.factor, 1.0)
 
 
-def _llama3(config: RopeConfig, plain: Any) -> Any:
-    """Divide low frequencies by `factor`, keep high ones, and blend between them by their turns in the old context."""
+def _llama3(config: RopeConfig, unscaled: Any) -> Any:
+    """Divide low frequencies by `factor`, leave high ones, and blend in between, as in Llama 3.1.
+
+    Frequencies are low or high by the number of rotations over the original context.
+    """
     import numpy as np
 
-    wavelength = np.float32(2 * math.pi) / plain
-    num_turns = np.float32(config.original_max_position_embeddings) / wavelength
+    wavelength = np.float32(2 * math.pi) / unscaled
+    num_rotations = np.float32(config.original_max_position_embeddings) / wavelength
     low, high = config.low_freq_factor, config.high_freq_factor
-    keep = np.clip((num_turns - np.float32(low)) / np.float32(high - low), 0, 1)
-    return ((1 - keep) * plain / np.float32(config.factor) + keep * plain).astype(np.float32)
+    weight = np.clip((num_rotations - np.float32(low)) / np.float32(high - low), 0, 1)  # of the unscaled frequency
+    return ((1 - weight) * unscaled / np.float32(config.factor) + weight * unscaled).astype(np.float32)
 
 
 def _mscale(factor: float, weight: float) -> float:

@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 __all__ = ["DirectorySource", "ModelSource", "RetokenizedSource", "open_source"]
 
 _QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json")
-"""Files that AutoGPTQ and older versions of AutoAWQ write beside config.json."""
-_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "tekken.json")
-_TOKENIZER_BYTES_PER_BYTE = 18
-"""Memory of a tokenizer of the `tokenizers` library by the size of its largest file."""
+"""Files that AutoGPTQ and older versions of AutoAWQ write next to config.json."""
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "tekken.json")
+_TOKENIZER_BYTES_PER_FILE_BYTE = 18
+"""Memory of a tokenizer of the `tokenizers` library per byte of its largest file."""
 _MODELOPT_FILE = "hf_quant_config.json"
-"""The file that ModelOpt writes beside config.json, with an object `quantization`."""
+"""The file that ModelOpt writes next to config.json, with an object `quantization`."""
 _PART = re.compile(r"-(\d{5})-of-\d{5}\.gguf$")
 
 
 class ModelSource(Protocol):
-    """The files of a model. Each method reads only what it returns."""
+    """A model in files: gives its configuration, tokenizer and weights. Each method reads only what it returns."""
 
     @property
     def path(self) -> Path:
@@ -46,43 +46,46 @@ class ModelSource(Protocol):
         ...
 
     def config(self) -> dict[str, Any]:
-        """The contents of config.json, or their equivalent; ConfigError names what is missing or broken."""
+        """Return the contents of config.json, or their equivalent; ConfigError names what is missing or broken."""
         ...
 
     def generation(self) -> dict[str, Any]:
-        """The contents of generation_config.json, or their equivalent; empty if there are none."""
+        """Return the contents of generation_config.json, or their equivalent; empty if there are none."""
         ...
 
-    def described(self) -> dict[str, dict[str, Any]]:
-        """The contents of the JSON files published with a model, by file name; empty for other kinds of sources."""
+    def json_files(self) -> dict[str, dict[str, Any]]:
+        """Return the contents of the JSON files that belong to a model, by file name; empty for a GGUF file."""
         ...
 
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer; TokenizerError says why there is none, ConfigError that there is no model."""
+        """Return the model's tokenizer; TokenizerError says why there is none, ConfigError that there is no model."""
         ...
 
     def tokenizer_bytes(self) -> int:
-        """About the bytes of memory that `tokenizer` takes; 0 for one that is mapped, and where that is unknown."""
+        """Estimate the memory of the tokenizer in bytes; 0 if it is mapped, or if the size is unknown."""
         ...
 
     def pooling(self) -> str | None:
-        """The pooling of text vectors (last, mean, cls), None if unspecified; ConfigError for an unsupported one."""
+        """Return the pooling of embeddings (last, mean, cls), None if unspecified; ConfigError if unsupported."""
         ...
 
     def text_limit(self) -> int | None:
-        """The number of tokens to which texts are truncated before their vectors are computed; None if they are not."""
+        """Return the number of tokens to which texts are truncated before they are embedded; None for no limit."""
         ...
 
     def names(self) -> tuple[str, ...]:
-        """The names of the stored tensors, packed ones by their parts; CheckpointError says why there are none."""
+        """Return the names of the stored tensors; CheckpointError says why there are none.
+
+        A quantised matrix that is stored as several tensors has the names of these.
+        """
         ...
 
     def weight_formats(self) -> dict[str, WeightFormat]:
-        """The formats of quantised tensors, by Hugging Face's names; values are not read."""
+        """Return the formats of quantised tensors, by Hugging Face's names; values are not read."""
         ...
 
     def weights(self) -> StoredTensors:
-        """The tensors, by Hugging Face's names; CheckpointError says what is wrong with them."""
+        """Return the tensors, by Hugging Face's names; CheckpointError says what is wrong with them."""
         ...
 
 
@@ -94,7 +97,7 @@ def open_source(place: Path | Arrival, families: Registry[GgufFamily]) -> ModelS
     """
     if not isinstance(place, Path):
         return DirectorySource(place.path, place)
-    path = _lone_gguf(place) or place
+    path = _only_gguf(place) or place
     if path.suffix.lower() == ".gguf" and not path.is_dir():
         from aethermind.model.gguf_source import GgufSource
 
@@ -102,8 +105,8 @@ def open_source(place: Path | Arrival, families: Registry[GgufFamily]) -> ModelS
     return DirectorySource(path)
 
 
-def _lone_gguf(directory: Path) -> Path | None:
-    """Find the only .gguf model, by its first part, in a directory without config.json; None for several."""
+def _only_gguf(directory: Path) -> Path | None:
+    """Return the first file of the only .gguf model in a directory without config.json; None if there are several."""
     if not directory.is_dir() or (directory / "config.json").exists():
         return None
     files = [path for path in sorted(directory.glob("*.gguf")) if path.is_file() and not path.name.startswith("mmproj")]
@@ -124,11 +127,11 @@ class DirectorySource:
     def generation(self) -> dict[str, Any]:
         return read_optional_json(self.path / "generation_config.json")
 
-    def described(self) -> dict[str, dict[str, Any]]:
-        files = ("config.json", "generation_config.json", "tokenizer_config.json")
-        found = {name: read_optional_json(self.path / name) for name in files}
-        quantization = self._quantization()
-        return found | ({"quantization_config": quantization} if isinstance(quantization, dict) else {})
+    def json_files(self) -> dict[str, dict[str, Any]]:
+        names = ("config.json", "generation_config.json", "tokenizer_config.json")
+        files = {name: read_optional_json(self.path / name) for name in names}
+        quantization = self._quantization_config()
+        return files | ({"quantization_config": quantization} if isinstance(quantization, dict) else {})
 
     def tokenizer(self) -> Tokenizer:
         from aethermind.text.tokenizer import Tokenizer
@@ -137,12 +140,12 @@ class DirectorySource:
         return Tokenizer.from_directory(self.path)
 
     def tokenizer_bytes(self) -> int:
-        """About the memory that the tokenizer takes, from the sizes of its files; 0 for one that is mapped."""
+        """Estimate the memory of the tokenizer from the sizes of its files; 0 if it is mapped."""
         from aethermind.text.tokenizer_files import is_tokenizer_cached
 
-        sizes = [file.stat().st_size for name in _VOCABULARIES if (file := self.path / name).is_file()]
+        sizes = [file.stat().st_size for name in _TOKENIZER_FILES if (file := self.path / name).is_file()]
         is_mapped = bool(sizes) and is_tokenizer_cached(self.path)
-        return 0 if is_mapped else _TOKENIZER_BYTES_PER_BYTE * max(sizes, default=0)
+        return 0 if is_mapped else _TOKENIZER_BYTES_PER_FILE_BYTE * max(sizes, default=0)
 
     def pooling(self) -> str | None:
         return read_pooling(self.path)
@@ -154,14 +157,14 @@ class DirectorySource:
         return self._checkpoint().names
 
     def weight_formats(self) -> dict[str, WeightFormat]:
-        if self._quantization() is None:
+        if self._quantization_config() is None:
             return {}
         tensors = self.weights()
-        found = {name: tensors.info(name).weight_format for name in tensors.names}
-        return {name: format for name, format in found.items() if format is not None}
+        formats = {name: tensors.info(name).weight_format for name in tensors.names}
+        return {name: format for name, format in formats.items() if format is not None}
 
     def weights(self) -> StoredTensors:
-        described, where = self._quantization(), str(self.path)
+        described, where = self._quantization_config(), str(self.path)
         if described is None:
             return self._checkpoint()
         from aethermind.checkpoint.quantized_checkpoint import open_quantized
@@ -175,7 +178,7 @@ class DirectorySource:
 
         return Checkpoint.open(self.path) if self.arrival is None else self.arrival.checkpoint()
 
-    def _quantization(self) -> Any:
+    def _quantization_config(self) -> Any:
         """The quantization_config of config.json, or the file of a tool beside it."""
         config = read_optional_json(self.path / "config.json")
         described = config.get("quantization_config", config.get("compression_config"))
@@ -189,10 +192,10 @@ class DirectorySource:
 
 @dataclass(frozen=True, slots=True)
 class RetokenizedSource:
-    """A model with the tokenizer of another one; implements `ModelSource`."""
+    """A model with the tokenizer of another source; implements `ModelSource`."""
 
     model: ModelSource
-    of_tokenizer: ModelSource
+    tokenizer_source: ModelSource
 
     @property
     def path(self) -> Path:
@@ -204,24 +207,27 @@ class RetokenizedSource:
     def generation(self) -> dict[str, Any]:
         return self.model.generation()
 
-    def described(self) -> dict[str, dict[str, Any]]:
-        model, tokenizer = self.model.described(), self.of_tokenizer.described()
+    def json_files(self) -> dict[str, dict[str, Any]]:
+        model, tokenizer = self.model.json_files(), self.tokenizer_source.json_files()
         name = "tokenizer_config.json"
         return {**model, name: tokenizer[name]} if name in tokenizer else model
 
     def tokenizer(self) -> Tokenizer:
-        """TokenizerError if it has more tokens than the model has rows; fewer are usual, since rows are padded."""
-        tokenizer = self.of_tokenizer.tokenizer()
+        """Return the tokenizer; TokenizerError if it has more tokens than the model's embedding table has rows.
+
+        Fewer tokens are usual, since tables are padded.
+        """
+        tokenizer = self.tokenizer_source.tokenizer()
         num_rows = self.config().get("vocab_size")
         if isinstance(num_rows, int) and tokenizer.vocab_size > num_rows:
             raise TokenizerError(
-                f"The tokenizer at {str(self.of_tokenizer.path)!r} has {tokenizer.vocab_size} tokens and the model "
+                f"The tokenizer at {str(self.tokenizer_source.path)!r} has {tokenizer.vocab_size} tokens and the model "
                 f"{num_rows}: they do not belong together. Name the tokenizer that the model was trained with."
             )
         return tokenizer
 
     def tokenizer_bytes(self) -> int:
-        return self.of_tokenizer.tokenizer_bytes()
+        return self.tokenizer_source.tokenizer_bytes()
 
     def pooling(self) -> str | None:
         return self.model.pooling()

@@ -1,4 +1,4 @@
-"""The inputs of every step: the ragged batch as graph values.
+"""The inputs of every step of a model, a ragged batch, as values of a graph.
 
 The T tokens of S sequences are concatenated. R of these rows need logits, E rows have embeddings instead of token ids,
 and block tables have B columns.
@@ -22,7 +22,7 @@ __all__ = ["EmbeddingInputs", "GroupTables", "StepInputs", "declare_caches", "de
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingInputs:
-    """Rows of the step with an embedding instead of a token id: values F[E, hidden_size], rows i32[E]."""
+    """Embeddings that replace those of token ids: `values`, F[E, hidden_size], for the rows `rows`, i32[E]."""
 
     values: Value
     rows: Value
@@ -30,7 +30,10 @@ class EmbeddingInputs:
 
 @dataclass(frozen=True, slots=True)
 class GroupTables:
-    """Where the layers of one group find the step's keys and values: slot_mapping i64[T], block_tables i32[S,B]."""
+    """Where the layers of one group have the step's keys and values: slot_mapping i64[T], block_tables i32[S,B].
+
+    Layers whose blocks are freed at the same time are a group: those with full attention, and those of each window.
+    """
 
     slot_mapping: Value
     block_tables: Value
@@ -41,11 +44,11 @@ class StepInputs:
     """The graph values of a step.
 
     token_ids i32[T], positions i64[T], slot_mapping i64[T], cu_seqlens_q i32[S+1], seqlens_k i32[S], block_tables
-    i32[S,B], logits_rows i32[R], and what each layer keeps in the KV cache. `slot_mapping` and `block_tables` are those
-    of all layers, or of group 0 of a model that declares layers with a window; see `tables_of`.
+    i32[S,B], logits_rows i32[R], and the tensors of each layer in the KV cache. `slot_mapping` and `block_tables` are
+    those of all layers, or of group 0 of a model that declares layers with a window; see `tables_of`.
 
-    Only the graph for steps with embeddings has `embeddings`; `model.blocks.embedding` writes them to their rows. Only
-    that of an MTP module has `hidden_states`, see `model.mtp`.
+    `embeddings` is None except in the graph for steps with embeddings; `model.blocks.embedding` writes them to their
+    rows. `hidden_states` is None except in the graph of an MTP module (see `model.mtp`).
     """
 
     token_ids: Value
@@ -58,26 +61,29 @@ class StepInputs:
     caches: tuple[Mapping[str, Value], ...]
     """By layer, the tensors of its cache: `k_cache` [num_blocks, num_kv_heads, block_size, key_dim] and `v_cache` […,
     value_dim], with `k_scale` and `v_scale`, f32[num_blocks, num_kv_heads, block_size], if they are quantised. A
-    `Latent` layer has no `v_cache`. A layer that shares another's has that one's tensors. Layers of several groups have
-    tensors in common, in which their rows are disjoint: an operator that writes or reads them takes
-    `GraphBuilder.latest`. A recurrent layer has the tensors that it declares, f32[num_slots, …], such as
-    `recurrent_state`; see `cache.recurrent_states`."""
+    `Latent` layer has no `v_cache`. A layer that shares the cache of another layer has that layer's tensors. Layers of
+    different groups use different blocks of the same tensors, so the operators that read or write a tensor take its
+    newest version, `GraphBuilder.latest`. A recurrent layer has the tensors that it declares, f32[num_slots, …], such
+    as `recurrent_state`; see `cache.recurrent_states`.
+    """
     embeddings: EmbeddingInputs | None = None
     window_tables: tuple[GroupTables, ...] = ()
-    """The tables of the groups behind group 0, whose inputs are named `slot_mapping.1`, `block_tables.1`, …"""
+    """The tables of the groups after group 0, whose inputs are named `slot_mapping.1`, `block_tables.1`, …"""
     layer_groups: tuple[int, ...] = ()
-    """By layer, its group; empty if there is one."""
+    """The group of each layer; empty if all layers are in group 0."""
     state_slots: Value | None = None
     """i32[S], the row of each sequence in the state tensors of recurrent layers; None if there are no such layers.
 
-    The state of a sequence counts as zero in the step that computes its first token, where `seqlens_k[s]` equals the
-    number of its tokens in the step: then the row holds what an earlier sequence left. Rows of different sequences
-    differ, except that padding, sequences without tokens, has row 0."""
+    In the step that computes a sequence's first token its state counts as zero, because the row still has the state of
+    an earlier sequence. In this step `seqlens_k[s]` equals the number of the sequence's tokens in the step. Sequences
+    have different rows, except that padding (sequences without tokens) has row 0.
+    """
     hidden_states: Value | None = None
-    """F[T, hidden_size], a row for each token: what the output projection of the model read for the token before it."""
+    """F[T, hidden_size]: for each token, the hidden state from which the model computed logits for the token before."""
     needs_all_rows: bool = False
-    """Whether an MTP module reads what the output projection reads, of all T tokens: then the graph marks it as
-    `all_hidden_states`, F[T, hidden_size]."""
+    """Whether an MTP module reads the last hidden states of all T tokens: the graph marks them as `all_hidden_states`,
+    F[T, hidden_size].
+    """
 
     def tables_of(self, layer: int) -> GroupTables:
         """Return the tables of a layer's group."""
@@ -115,10 +121,12 @@ def declare_step_inputs(
     has_hidden_states: bool = False,
     needs_all_rows: bool = False,
 ) -> StepInputs:
-    """Declare the inputs of a decoder's graph, and the state of a KV cache of `num_blocks` blocks and the state slots
-    of its spec. `has_hidden_states` is for an MTP module, `needs_all_rows` for the model that it drafts for.
+    """Declare the inputs of a decoder's graph, and the tensors of its KV cache as states.
+
+    The cache has `num_blocks` blocks and the state slots of `cache`. `has_hidden_states` is for an MTP module,
+    `needs_all_rows` for the model for which an MTP module drafts tokens.
     """
-    tokens, sequences, rows, width = SymDim("T"), SymDim("S"), SymDim("R"), SymDim("B")
+    tokens, sequences, rows, table_width = SymDim("T"), SymDim("S"), SymDim("R"), SymDim("B")
     embeddings = None
     if has_embeddings:
         values = builder.input("inputs_embeds", builder.dtype, (SymDim("E"), hidden_size))
@@ -129,20 +137,20 @@ def declare_step_inputs(
         builder.input("slot_mapping", DType.INT64, (tokens,)),
         builder.input("cu_seqlens_q", DType.INT32, (sequences + 1,)),
         builder.input("seqlens_k", DType.INT32, (sequences,)),
-        builder.input("block_tables", DType.INT32, (sequences, width)),
+        builder.input("block_tables", DType.INT32, (sequences, table_width)),
         builder.input("logits_rows", DType.INT32, (rows,)),
         declare_caches(builder, cache, num_blocks),
         embeddings,
         tuple(
             GroupTables(
                 builder.input(f"slot_mapping.{group}", DType.INT64, (tokens,)),
-                builder.input(f"block_tables.{group}", DType.INT32, (sequences, width)),
+                builder.input(f"block_tables.{group}", DType.INT32, (sequences, table_width)),
             )
             for group in range(1, len(cache.groups))
         ),
         tuple(
-            0 if attention_of(entry) is None else cache.group_and_position(layer)[0]
-            for layer, entry in enumerate(cache.layers)
+            0 if attention_of(layer_cache) is None else cache.group_and_position(layer)[0]
+            for layer, layer_cache in enumerate(cache.layers)
         ),
         builder.input("state_slots", DType.INT32, (sequences,)) if cache.is_recurrent else None,
         builder.input("hidden_states", builder.dtype, (tokens, hidden_size)) if has_hidden_states else None,
@@ -151,30 +159,32 @@ def declare_step_inputs(
 
 
 def declare_caches(builder: GraphBuilder, cache: KVCacheSpec, num_blocks: int) -> tuple[Mapping[str, Value], ...]:
-    """Declare the state of a KV cache and return the tensors of each layer by name, see `StepInputs.caches`."""
+    """Declare the tensors of a KV cache as states and return those of each layer by name, see `StepInputs.caches`."""
     dtype = DType.parse(cache.dtype_name)
-    at_position = [
+    kv_tensors = [
         {
-            name: builder.state(f"{name}.{layer}", kind, shape)
-            for name, kind, shape in _tensors(cache.layers[layer], dtype, num_blocks, cache.block_size)
+            name: builder.state(f"{name}.{layer}", tensor_dtype, shape)
+            for name, tensor_dtype, shape in _kv_tensors(cache.layers[layer], dtype, num_blocks, cache.block_size)
         }
         for layer in cache.tensor_layers
     ]
-    states: list[dict[str, Value]] = [{} for _ in cache.layers]
-    for name, shape in cache.state_shapes.items():
-        kind, _, layer = name.partition(".")
-        states[int(layer)][kind] = builder.state(name, DType.FLOAT32, (cache.num_slots, *shape))
+    recurrent_states: list[dict[str, Value]] = [{} for _ in cache.layers]
+    for full_name, shape in cache.state_shapes.items():
+        name, _, layer = full_name.partition(".")
+        recurrent_states[int(layer)][name] = builder.state(full_name, DType.FLOAT32, (cache.num_slots, *shape))
     return tuple(
-        states[layer]
-        if attention_of(entry) is None
-        else at_position[cache.group_and_position(layer)[1]] | states[layer]
-        for layer, entry in enumerate(cache.layers)
+        recurrent_states[layer]
+        if attention_of(layer_cache) is None
+        else kv_tensors[cache.group_and_position(layer)[1]] | recurrent_states[layer]
+        for layer, layer_cache in enumerate(cache.layers)
     )
 
 
-def _tensors(entry: LayerCache, dtype: DType, num_blocks: int, block_size: int) -> list[tuple[str, DType, Shape]]:
-    """List name, dtype and shape of a layer's tensors; scales follow all others."""
-    shapes = {name: (num_blocks, heads, block_size, dim) for name, (heads, dim) in entry.rows.items()}
+def _kv_tensors(
+    layer_cache: LayerCache, dtype: DType, num_blocks: int, block_size: int
+) -> list[tuple[str, DType, Shape]]:
+    """Return name, dtype and shape of a layer's key and value tensors, followed by those of their scales."""
+    shapes = {name: (num_blocks, heads, block_size, dim) for name, (heads, dim) in layer_cache.rows.items()}
     scales = {name.replace("_cache", "_scale"): shape[:-1] for name, shape in shapes.items() if dtype in CODE_DTYPES}
     return [
         *((name, dtype, shape) for name, shape in shapes.items()),

@@ -65,7 +65,7 @@ def compile_model(
     architecture = runtime.architectures.get(name)
     network = runtime.architectures.create_model(name, raw)
     if rank == 0:
-        check_fields(source.path, source.described(), architecture)
+        check_fields(source.path, source.json_files(), architecture)
     decoder = network.config
     if isinstance(network, TextEncoder):
         config = for_whole_texts(config, decoder)

@@ -1,4 +1,7 @@
-"""The building blocks of models: functions that write to a GraphBuilder, and their configurations."""
+"""The building blocks of models: functions that write parts of a model's graph, and their configurations.
+
+Names of values end in the letters of their dims, such as `x_TD`: T tokens, D hidden_size. Each module lists them.
+"""
 
 from aethermind.model.blocks.attention import attention, cached_attention, rope_table, rope_tables
 from aethermind.model.blocks.decoder import (

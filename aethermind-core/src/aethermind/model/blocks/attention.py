@@ -1,6 +1,7 @@
 """Self-attention over the paged KV cache.
 
-Shapes: T tokens, D hidden_size, H num_attention_heads, K num_key_value_heads, C head_dim, R its rotated elements.
+Shapes: T tokens, D hidden_size, H num_attention_heads, K num_key_value_heads, C head_dim, Q = H · C, R rotated elements
+of a head.
 """
 
 from __future__ import annotations
@@ -41,15 +42,17 @@ def attention(
 ) -> Value:
     """Write grouped-query attention with rotary positions (half-split pairs), [T, D].
 
-    It writes the step's keys and values to the cache first. Weights: `{prefix}.q_proj.weight`, `k_proj`, `v_proj`,
-    `o_proj`; biases and `q_norm`/`k_norm` if the model has them. These norms are of each head (Qwen3), or of all heads
-    of a token at once if `is_qk_norm_whole` (OLMoE). A `qkv_limit` above 0 clamps queries, keys and values after norms
-    and before rotation (MPT, OLMoE). The table rotates the first R elements of each head; without one
-    keys and queries have no positions. Scores are multiplied by `scale`, by default 1 / sqrt(C), then limited by
-    `softcap` if it is positive (Gemma 2). `norm_offset` is added to the weights of norms of each head. `has_sinks` adds
-    `{prefix}.sinks`, float32 [H], scores in the softmax's denominator only (gpt-oss). With `has_output_gate` what is
-    attended to is multiplied by the sigmoid of `{prefix}.gate_proj` of x (Qwen3-Next).
-    `slopes`, float32 [H], make scores decrease with the distance of a key (ALiBi).
+    The step's keys and values are written to the cache before. Weights are `{prefix}.q_proj.weight`, `k_proj`,
+    `v_proj`, `o_proj`; biases and `q_norm`/`k_norm` if the model has them.
+
+    - Norms of queries and keys: of each head (Qwen3), or of all heads of a token at once if `is_qk_norm_whole` (OLMoE).
+      `norm_offset` is added to the weights of norms of each head.
+    - `qkv_limit` above 0 clamps queries, keys and values after the norms and before the rotation (MPT, OLMoE).
+    - `rope_table_TR` rotates the first R elements of each head; if it is None, keys and queries have no positions.
+    - Scores are multiplied by `scale`, by default 1 / sqrt(C), then soft-capped by `softcap` if it is positive (Gemma
+      2). `slopes`, float32 [H], make scores decrease with the distance of a key (ALiBi). `has_sinks` adds
+      `{prefix}.sinks`, float32 [H], scores in the softmax's denominator only (gpt-oss).
+    - `has_output_gate`: the output of attention is multiplied by the sigmoid of `{prefix}.gate_proj` of x (Qwen3-Next).
     """
     heads, head_dim = config.num_attention_heads, config.head_dim
     parameters = _qkv_parameters(
@@ -69,7 +72,7 @@ def attention(
             )
         else:
             q_THC, *cache = _fused_qkv(builder, x_TD, *parameters, rope_table_TR, inputs, config, layer, norm_offset)
-        mixed_THC = attend(
+        attended_THC = attend(
             builder,
             q_THC,
             cache,
@@ -81,19 +84,19 @@ def attention(
             sinks=sinks_H,
             slopes=slopes,
         )
-        mixed_TQ = builder.op("merge_heads", mixed_THC)
+        attended_TQ = builder.op("merge_heads", attended_THC)
         if has_output_gate:
             gate = f"{prefix}.gate_proj"
             gate_TQ = linear(builder, x_TD, gate, heads * head_dim, config.hidden_size, has_bias=has_qkv_bias)
-            mixed_TQ = builder.op("sigmoid_mul", gate_TQ, mixed_TQ)
-        out_TD: Value = builder.op("linear", mixed_TQ, o_DQ, o_D)
+            attended_TQ = builder.op("sigmoid_mul", gate_TQ, attended_TQ)
+        out_TD: Value = builder.op("linear", attended_TQ, o_DQ, o_D)
     return out_TD
 
 
 def _qkv_parameters(
     builder: GraphBuilder, config: DecoderConfig, prefix: str, *, has_bias: bool, has_norm: bool, is_norm_whole: bool
 ) -> tuple[list[Value], list[Value | None], list[Value | None]]:
-    """Declare weights and biases of the projections of queries, keys and values, and norms of the first two."""
+    """Declare weights and biases of the projections to queries, keys and values, and norms of queries and keys."""
     head_dim, kv_width = config.head_dim, config.num_key_value_heads * config.head_dim
     widths = {"q": config.num_attention_heads * head_dim, "k": kv_width, "v": kv_width}
     weights = [
@@ -124,8 +127,8 @@ def _fused_qkv(
     layer: int,
     norm_offset: float,
 ) -> tuple[Value, ...]:
-    """Write rotated queries [T, H, C], and keys and values to the layer's cache, by one operator."""
-    written: tuple[Value, ...] = builder.op(
+    """Return rotated queries [T, H, C] and the layer's cache after the write of keys and values, by one operator."""
+    outputs: tuple[Value, ...] = builder.op(
         for_cache("qkv_rope_cache_write", inputs),
         x_TD,
         *weights,
@@ -139,7 +142,7 @@ def _fused_qkv(
         eps=config.rms_norm_eps,
         weight_offset=norm_offset,
     )
-    return written
+    return outputs
 
 
 def _separate_qkv(
@@ -156,8 +159,9 @@ def _separate_qkv(
     is_norm_whole: bool,
     limit: float,
 ) -> tuple[Value, ...]:
-    """Write queries [T, H, C] and the cache as `qkv_rope_cache_write` does, by smaller operators; for norms over all
-    heads, clamped projections, or without positions.
+    """Return queries [T, H, C] and the cache after the write, as `_fused_qkv`, by smaller operators.
+
+    For models that the fused operator cannot compute: norms over all heads, clamped projections, no positions.
     """
     counts = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
     heads = []
@@ -172,9 +176,9 @@ def _separate_qkv(
     q_THC, k_TKC, v_TKC = heads
     if rope_table_TR is not None:
         q_THC, k_TKC = (builder.op("rope", rows, rope_table_TR) for rows in (q_THC, k_TKC))
-    stored = map(builder.latest, layer_cache(inputs, layer))
+    cache = map(builder.latest, layer_cache(inputs, layer))
     slots = inputs.tables_of(layer).slot_mapping
-    return (q_THC, *builder.op(for_cache("kv_cache_write", inputs), k_TKC, v_TKC, slots, *stored))
+    return (q_THC, *builder.op(for_cache("kv_cache_write", inputs), k_TKC, v_TKC, slots, *cache))
 
 
 def cached_attention(
@@ -193,10 +197,10 @@ def cached_attention(
 ) -> Value:
     """Write the step's keys and values to the layer's cache, then attend to the cache: [T, H, C].
 
-    A layer that shares the cache of another has no keys and values (None) and only attends. Scores are multiplied by
-    `scale`; a query attends to the last `window` tokens, 0 for all. The caller encodes positions: in keys and queries,
-    in the embeddings, or by `slopes` f32[H] (ALiBi). The operator `paged_attention` describes `softcap`, `sinks` f32[H]
-    and `slopes`.
+    A layer that shares the cache of another layer has no keys and values (None) and only attends. Scores are multiplied
+    by `scale`; a query attends to the last `window` tokens, 0 for all. The caller encodes positions: in keys and
+    queries, in the embeddings, or by `slopes` f32[H] (ALiBi). The operator `paged_attention` describes `softcap`,
+    `sinks` f32[H] and `slopes`.
     """
     cache: Sequence[Value] = [builder.latest(tensor) for tensor in layer_cache(inputs, layer)]
     if k_TKC is not None:
@@ -220,29 +224,29 @@ def attend(
     sinks: Value | None = None,
     slopes: Value | None = None,
 ) -> Value:
-    """Attend to a layer's cache after this step's write: [T, H, C]."""
+    """Attend to `cache`, a layer's cache after this step's keys and values were written: [T, H, C]."""
     k_cache, v_cache, *scales = cache
     tables = (inputs.cu_seqlens_q, inputs.seqlens_k, inputs.tables_of(layer).block_tables)
     name = for_cache("paged_attention", inputs)
     operands = (q_THC, k_cache, v_cache, *tables, *scales, sinks, slopes)
-    mixed_THC: Value = builder.op(name, *operands, scale=scale, window=window, softcap=softcap)
-    return mixed_THC
+    attended_THC: Value = builder.op(name, *operands, scale=scale, window=window, softcap=softcap)
+    return attended_THC
 
 
 def for_cache(operator: str, inputs: StepInputs) -> str:
-    """The name of an operator's variant for this step's cache, plain or quantised."""
+    """Return an operator's name for this step's cache: with the suffix `_quantized` if the cache is quantised."""
     return f"{operator}_quantized" if inputs.k_scales else operator
 
 
 def layer_cache(inputs: StepInputs, layer: int) -> tuple[Value, ...]:
-    """A layer's key and value cache, and their scales if it is quantised."""
+    """Return a layer's key and value cache, and their scales if they are quantised."""
     return tuple(tensor for name, tensor in inputs.caches[layer].items() if name.endswith(("_cache", "_scale")))
 
 
 def rope_table(builder: GraphBuilder, inputs: StepInputs, config: DecoderConfig, max_model_len: int) -> Value:
-    """Write the cosines and sines of the step's positions, float32 [T, R], which all layers' operators `rope` read.
+    """Write the cosines and sines of the step's positions, float32 [T, R], with which all layers rotate.
 
-    The model's configuration scales them for contexts of up to `max_model_len` tokens.
+    Frequencies are scaled for contexts of up to `max_model_len` tokens, if the model's configuration says so.
     """
     return _rope_table(builder, inputs, config, config.rope, max_model_len)
 
@@ -250,7 +254,7 @@ def rope_table(builder: GraphBuilder, inputs: StepInputs, config: DecoderConfig,
 def rope_tables(
     builder: GraphBuilder, inputs: StepInputs, config: DecoderConfig, max_model_len: int
 ) -> tuple[Value | None, ...]:
-    """Write the `rope_table` of each layer, None for layers without positions; layers that agree share a table."""
+    """Write the `rope_table` of each layer, None for layers without positions; equal tables are written once."""
     ropes = [config.rope_of(layer) for layer in range(config.num_hidden_layers)]
     tables = {
         rope: _rope_table(builder, inputs, config, rope, max_model_len)

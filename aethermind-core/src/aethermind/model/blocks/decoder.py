@@ -1,7 +1,6 @@
-"""A stack of decoder layers, from token ids to logits, and what families vary of it: the place and kind of norms,
-residual sums, factors, limits.
+"""A decoder from token ids to logits, and the options by which the decoders of families differ from Llama's.
 
-Shapes: T tokens, R rows of logits, D hidden_size.
+Shapes: T tokens, R rows of logits, D hidden_size, H num_attention_heads, V vocab_size.
 """
 
 from __future__ import annotations
@@ -23,41 +22,46 @@ __all__ = ["Attention", "DecoderVariant", "FeedForward", "VariantModel", "decode
 FeedForward = Callable[[GraphBuilder, Value, int], Value]
 """Writes the feed-forward network of a layer: `mlp(builder, x, layer)` returns its output for x, both F[T, D].
 
-A model is compared by value, so that what a `DecoderVariant` holds should be a function of a module or a frozen
-dataclass, not a closure.
+Models are compared by value. Therefore the functions in a `DecoderVariant` should be functions of a module or frozen
+dataclasses, not closures.
 """
 
 Attention = Callable[[GraphBuilder, Value, Value | None, StepInputs, int], Value]
-"""Writes the attention of a layer, or what it has in its place, such as a recurrence:
-`attention(builder, x, rope_table, inputs, layer)` returns its output for x, both F[T, D]. Like a `FeedForward`, it
-should be a value.
+"""Writes the token mixer of a layer, which is attention or, for instance, a recurrence.
+
+`attention(builder, x, rope_table, inputs, layer)` returns its output for x, both F[T, D]. Like a `FeedForward`, it is
+compared by value.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderVariant:
-    """What a family's layers do; the defaults are Llama's.
+    """The options by which a family's layers differ from Llama's, which are the defaults.
+
+    A block is the attention or the feed-forward network of a layer. Names of norms are those in a layer, without the
+    prefix of the layer.
 
     Attributes:
-        before_attention, before_mlp: the names of the norms of a block's input; None: it is not normed (OLMo 2).
-        after_attention, after_mlp: the names of the norms of a block's output; None: it is not normed.
+        before_attention, before_mlp: the names of the norms of a block's input; None for no norm (OLMo 2).
+        after_attention, after_mlp: the names of the norms of a block's output; None for no norm.
         has_layer_norm: whether norms are LayerNorms instead of RMSNorms, with `rms_norm_eps` as their epsilon.
         has_norm_bias: whether LayerNorms have biases.
         is_parallel: whether attention and the feed-forward network read the same normed input, and both outputs are
             added to the residual (GPT-J, Cohere).
-        parallel_norm: where both read the residual, but the network has a norm of its own (GPT-NeoX), its name.
-        embedding_norm: the name of the norm of embeddings (BLOOM); None: they are not normed.
+        parallel_norm: the name of the norm of the feed-forward network's input, if both blocks read the residual in
+            parallel, with a norm each (GPT-NeoX).
+        embedding_norm: the name of the norm of embeddings (BLOOM); None for no norm.
         has_qkv_bias, has_output_bias, has_qk_norm, is_qk_norm_whole, qkv_limit, has_sinks: see `blocks.attention`.
-        slopes: those of ALiBi, one for each head; None: scores do not depend on distances.
-        has_logits_bias: whether the output projection has a bias (Phi-2).
-        norm_offset: what is added to the weights of RMSNorms, those of queries and keys included.
+        slopes: the slopes of ALiBi, one for each head; None for models without ALiBi.
+        has_logits_bias: whether the LM head has a bias (Phi-2).
+        norm_offset: a number that is added to the weights of RMSNorms, those of queries and keys included.
         attention_scale: the factor of attention scores; None for 1 / sqrt(head_dim).
-        attention_softcap, logits_softcap: smooth limits of attention scores and of logits; 0 for none.
-        token_factor: what rows of the embedding table are multiplied by; given embeddings are not.
-        embedding_factor, residual_factor, logits_factor: what embeddings, the output of every block, and logits are
-            multiplied by.
+        attention_softcap, logits_softcap: soft caps of attention scores and of logits; 0 for none.
+        token_factor: the factor of the embeddings of token ids; embeddings in the inputs are not multiplied.
+        embedding_factor, residual_factor, logits_factor: the factors of all embeddings, of the output of every block,
+            and of logits.
         mlp: writes the feed-forward networks; None for `swiglu_mlp`.
-        attention: writes the attention of layers; None for `blocks.attention` with the flags above.
+        attention: writes the attention of layers; None for `blocks.attention` with the options above.
     """
 
     before_attention: str | None = "input_layernorm"
@@ -100,8 +104,9 @@ def variant_decoder(
     """Write a decoder with Hugging Face's weight names and return its logits, float32 [R, vocab_size].
 
     Layers have the rotary embeddings and windows of the configuration. The final norm is `{prefix}.norm`. The residual
-    add of one block and the norm of the next are one operator, so `x` and the running `residual` are passed together.
-    With `inputs.hidden_states` it is the decoder of an MTP module, with the weights of `model.mtp` before its layer.
+    addition after one block and the norm of the next one are one operator, which returns `x` and the sum `residual`.
+    With `inputs.hidden_states` the decoder is that of an MTP module: the norms and the projection of `model.mtp` come
+    before its layer.
     """
     tables = rope_tables(builder, inputs, config, max_model_len)
     slopes_H = None if variant.slopes is None else _slopes(builder, variant.slopes)
@@ -109,31 +114,32 @@ def variant_decoder(
     norms = _Norms(builder, config, variant)
     embedded_TD = embedding(builder, inputs, config, embedding_name, factor=variant.token_factor)
     residual_TD = scaled(builder, embedded_TD, variant.embedding_factor)
-    residual_TD = norms.normed(residual_TD, _named(prefix, variant.embedding_norm))
+    residual_TD = norms.norm(residual_TD, _full_name(prefix, variant.embedding_norm))
     if inputs.hidden_states is not None:
         residual_TD = _mtp_input(builder, config, norms, residual_TD, inputs.hidden_states)
-    x_TD = norms.normed(residual_TD, _named(f"{prefix}.layers.0", variant.before_attention))
+    x_TD = norms.norm(residual_TD, _full_name(f"{prefix}.layers.0", variant.before_attention))
     for layer in range(config.num_hidden_layers):
         base = f"{prefix}.layers.{layer}"
-        mixed_TD = _attention(builder, x_TD, tables[layer], slopes_H, inputs, config, layer, base, variant)
+        attention_TD = _attention(builder, x_TD, tables[layer], slopes_H, inputs, config, layer, base, variant)
         is_last = layer == config.num_hidden_layers - 1
-        if is_last and not inputs.needs_all_rows:  # behind the last attention only rows that need logits are computed
-            mixed_TD, residual_TD = (
-                builder.op("gather_rows", value, inputs.logits_rows) for value in (mixed_TD, residual_TD)
+        if is_last and not inputs.needs_all_rows:  # after the last attention only rows that need logits are computed
+            attention_TD, residual_TD = (
+                builder.op("gather_rows", value, inputs.logits_rows) for value in (attention_TD, residual_TD)
             )
             if variant.is_parallel and variant.parallel_norm is None:
                 x_TD = builder.op("gather_rows", x_TD, inputs.logits_rows)
-        mixed_TD = norms.normed(mixed_TD, _named(base, variant.after_attention))
+        attention_TD = norms.norm(attention_TD, _full_name(base, variant.after_attention))
         if variant.is_parallel:
             if variant.parallel_norm is not None:
-                x_TD = norms.normed(residual_TD, _named(base, variant.parallel_norm))
-            fed_TD = builder.op("add", mixed_TD, _mlp(builder, x_TD, config, layer, base, variant))
+                x_TD = norms.norm(residual_TD, _full_name(base, variant.parallel_norm))
+            out_TD = builder.op("add", attention_TD, _mlp(builder, x_TD, config, layer, base, variant))
         else:
-            name = _named(base, variant.before_mlp)
-            x_TD, residual_TD = norms.added_and_normed(mixed_TD, residual_TD, name)
-            fed_TD = norms.normed(_mlp(builder, x_TD, config, layer, base, variant), _named(base, variant.after_mlp))
-        following = f"{prefix}.norm" if is_last else _named(f"{prefix}.layers.{layer + 1}", variant.before_attention)
-        x_TD, residual_TD = norms.added_and_normed(fed_TD, residual_TD, following)
+            norm_name = _full_name(base, variant.before_mlp)
+            x_TD, residual_TD = norms.add_and_norm(attention_TD, residual_TD, norm_name)
+            out_TD = norms.norm(_mlp(builder, x_TD, config, layer, base, variant), _full_name(base, variant.after_mlp))
+        next_base = f"{prefix}.layers.{layer + 1}"
+        norm_name = f"{prefix}.norm" if is_last else _full_name(next_base, variant.before_attention)
+        x_TD, residual_TD = norms.add_and_norm(out_TD, residual_TD, norm_name)
     if inputs.needs_all_rows:
         builder.mark("all_hidden_states", x_TD)
         x_TD = builder.op("gather_rows", x_TD, inputs.logits_rows)
@@ -158,8 +164,8 @@ def decoder(
 ) -> Value:
     """Write a pre-norm decoder, such as Llama's, and return its logits, float32 [R, vocab_size].
 
-    `mlp` writes the feed-forward networks; without it they are `swiglu_mlp` with the weights `{prefix}.layers.0.mlp.…`.
-    `blocks.attention` describes the flags.
+    `mlp` writes the feed-forward networks; if it is None, they are `swiglu_mlp` with the weights
+    `{prefix}.layers.0.mlp.…`. `blocks.attention` describes the other options.
     """
     variant = DecoderVariant(
         has_qkv_bias=has_qkv_bias,
@@ -183,15 +189,15 @@ class VariantModel:
         return variant_decoder(builder, inputs, self.config, max_model_len, self.variant)
 
     def cache_layout(self) -> tuple[LayerCache, ...]:
-        """Keys and values of all tokens, or of those in a layer's window."""
+        """Return what layers cache: keys and values of all tokens, or of those in a layer's window."""
         return windowed_layout(self.config)
 
 
 def _mtp_input(
     builder: GraphBuilder, config: DecoderConfig, norms: _Norms, embedded_TD: Value, hidden_TD: Value
 ) -> Value:
-    """The input of an MTP module's layer (see `model.mtp`): the projection of embeddings and hidden states, [T, D]."""
-    both_TE = builder.op("concat_last", norms.normed(embedded_TD, "mtp.enorm"), norms.normed(hidden_TD, "mtp.hnorm"))
+    """Write the input of an MTP module's layer (`model.mtp`), a projection of embeddings and hidden states: [T, D]."""
+    both_TE = builder.op("concat_last", norms.norm(embedded_TD, "mtp.enorm"), norms.norm(hidden_TD, "mtp.hnorm"))
     width = config.hidden_size
     return linear(builder, both_TE, "mtp.eh_proj", width, 2 * width, has_bias=False)
 
@@ -202,7 +208,7 @@ def _slopes(builder: GraphBuilder, slopes: tuple[float, ...]) -> Value:
     return builder.constant("alibi.slopes", np.array(slopes, np.float32))
 
 
-def _named(base: str, norm: str | None) -> str | None:
+def _full_name(base: str, norm: str | None) -> str | None:
     return None if norm is None else f"{base}.{norm}"
 
 
@@ -250,14 +256,14 @@ def _mlp(
 
 @dataclass(frozen=True, slots=True)
 class _Norms:
-    """Writes the norms of one decoder; a norm without a name is none."""
+    """Writes the norms of one decoder. If the name of a norm is None, nothing is normed."""
 
     builder: GraphBuilder
     config: DecoderConfig
     variant: DecoderVariant
 
-    def normed(self, x_TD: Value, name: str | None) -> Value:
-        """Norm x by the weights of that name, [T, D]."""
+    def norm(self, x_TD: Value, name: str | None) -> Value:
+        """Norm x with the weights called `name`, [T, D]."""
         if name is None:
             return x_TD
         width, eps = self.config.hidden_size, self.config.rms_norm_eps
@@ -269,12 +275,12 @@ class _Norms:
             out_TD: Value = self.builder.op("rms_norm", x_TD, weight_D, eps=eps, weight_offset=offset)
         return out_TD
 
-    def added_and_normed(self, x_TD: Value, residual_TD: Value, name: str | None) -> tuple[Value, Value]:
-        """Add a block's output, times its factor, to the residual: the norm of the sum, and the sum, [T, D] both."""
+    def add_and_norm(self, x_TD: Value, residual_TD: Value, name: str | None) -> tuple[Value, Value]:
+        """Add a block's output, times its factor, to the residual; return the norm of the sum, and the sum, [T, D]."""
         x_TD = scaled(self.builder, x_TD, self.variant.residual_factor)
         if name is None or self.variant.has_layer_norm:
             total_TD: Value = self.builder.op("add", x_TD, residual_TD)
-            return self.normed(total_TD, name), total_TD
+            return self.norm(total_TD, name), total_TD
         weight_D = self.builder.parameter(f"{name}.weight", (self.config.hidden_size,))
         attributes = {"eps": self.config.rms_norm_eps, "weight_offset": self.variant.norm_offset}
         with self.builder.scope(name):

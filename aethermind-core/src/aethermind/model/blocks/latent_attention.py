@@ -1,7 +1,7 @@
 """Multi-head latent attention (MLA; DeepSeek-V2, 2024, arXiv:2405.04434) over a paged cache of latent vectors.
 
-Shapes: T tokens, D hidden_size, H heads, L kv_lora_rank, R qk_rope_head_dim, N qk_nope_head_dim, V v_head_dim, Q
-q_lora_rank.
+Shapes: T tokens, D hidden_size, H heads, L kv_lora_rank, R qk_rope_head_dim, N qk_nope_head_dim, V v_head_dim, A
+q_lora_rank; Q = H · (N + R), C = N + R of queries or L + R of keys, K = L + R.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["LatentAttention", "split_latent_projections"]
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Writes the latent attention of a decoder's layers, `Attention` of a `DecoderVariant`.
+    """Writes the latent attention of a decoder's layers, for `DecoderVariant.attention`.
 
-    It is written in the absorbed form for prompts and answers alike: queries are multiplied by the projection from
-    latent vectors to keys, and the outputs of attention by that to values, so that a token's result does not depend on
-    how its text was divided into steps.
+    Attention has the absorbed form in prefill as well as in decode, so that a token's result does not depend on how its
+    text was divided into steps: queries are multiplied by the projection from latent vectors to keys, and the outputs
+    of attention by the projection from latent vectors to values.
 
     Attributes:
-        q_lora_rank: the rank of the projection of queries; 0 for a projection of full rank.
+        q_lora_rank: the rank of the projection to queries; 0 for a projection of full rank.
         scale: the factor of attention scores.
         is_interleaved: whether rotated pairs are neighbours (2i, 2i + 1), as in the published models.
         names: the names of layers' attention, with `{layer}` for the number of the layer.
@@ -45,7 +45,7 @@ class LatentAttention:
 
     @property
     def cache(self) -> Latent:
-        """What a layer keeps."""
+        """What a layer caches."""
         return Latent(self.kv_lora_rank, self.qk_rope_head_dim)
 
     def __call__(
@@ -53,9 +53,9 @@ class LatentAttention:
     ) -> Value:
         """Write the step's latent vectors and rotated keys to the cache, then attend to it: [T, D].
 
-        Weights: `{name}.q_proj.weight` [H · (N + R), D], or `q_a_proj` [Q, D], `q_a_layernorm` [Q] and `q_b_proj` [H ·
-        (N + R), Q]; `kv_a_proj_with_mqa` [L + R, D], `kv_a_layernorm` [L]; `k_b_proj` [H · L, N] and `v_b_proj` [H · V,
-        L], the parts of `kv_b_proj` (see `split_latent_projections`); `o_proj` [D, H · V].
+        Weights: `{name}.q_proj.weight` [H · (N + R), D], or `q_a_proj` [A, D], `q_a_layernorm` [A] and `q_b_proj` [H ·
+        (N + R), A]; `kv_a_proj_with_mqa` [L + R, D], `kv_a_layernorm` [L]; `k_b_proj` [H · L, N] and `v_b_proj` [H · V,
+        L], slices of the checkpoint's `kv_b_proj` (see `split_latent_projections`); `o_proj` [D, H · V].
         """
         prefix, hidden, heads = self.names.format(layer=layer), self.config.hidden_size, self.config.num_attention_heads
         rank, nope, rope_dim = self.kv_lora_rank, self.qk_nope_head_dim, self.qk_rope_head_dim
@@ -79,9 +79,9 @@ class LatentAttention:
             k_rope_T1R = self._rotated(builder, builder.op("split_heads", k_rope_TR, num_heads=1), rope_table_TR)
             k_T1C = builder.op("concat_last", builder.op("split_heads", latent_TL, num_heads=1), k_rope_T1R)
             tables = inputs.tables_of(layer)
-            stored = builder.latest(inputs.caches[layer]["k_cache"])
-            cache = builder.op("latent_cache_write", k_T1C, tables.slot_mapping, stored)
-            mixed_THL = builder.op(
+            cache = builder.latest(inputs.caches[layer]["k_cache"])
+            cache = builder.op("latent_cache_write", k_T1C, tables.slot_mapping, cache)
+            attended_THL = builder.op(
                 "mla_attention",
                 builder.op("concat_last", q_latent_THL, q_rope_THR),
                 cache,
@@ -91,8 +91,8 @@ class LatentAttention:
                 value_dim=rank,
                 scale=self.scale,
             )
-            mixed_THV = builder.op("linear_per_head", mixed_THL, v_b_VL, num_heads=heads)
-            out_TD: Value = builder.op("linear", builder.op("merge_heads", mixed_THV), o_DV)
+            attended_THV = builder.op("linear_per_head", attended_THL, v_b_VL, num_heads=heads)
+            out_TD: Value = builder.op("linear", builder.op("merge_heads", attended_THV), o_DV)
         return out_TD
 
     def _queries(self, builder: GraphBuilder, x_TD: Value, prefix: str) -> Value:
@@ -120,14 +120,15 @@ class LatentAttention:
 
 
 def split_latent_projections(attention: LatentAttention) -> dict[str, HeadSlice]:
-    """The parts of the layers' `kv_b_proj` [H · (N + V), L] by name, for `StackedTensors`: `k_b_proj` [H · L, N], which
-    is transposed for each head, and `v_b_proj` [H · V, L].
+    """Return slices of the layers' `kv_b_proj` [H · (N + V), L] by the graph's names, for `StackedTensors`.
+
+    They are `k_b_proj` [H · L, N], which is transposed for each head, and `v_b_proj` [H · V, L].
     """
     heads, nope = attention.config.num_attention_heads, attention.qk_nope_head_dim
-    parts: dict[str, HeadSlice] = {}
+    slices: dict[str, HeadSlice] = {}
     for layer in range(attention.config.num_hidden_layers):
         prefix = attention.names.format(layer=layer)
         stored = f"{prefix}.kv_b_proj.weight"
-        parts[f"{prefix}.k_b_proj.weight"] = HeadSlice(stored, heads, end=nope, is_transposed=True)
-        parts[f"{prefix}.v_b_proj.weight"] = HeadSlice(stored, heads, begin=nope)
-    return parts
+        slices[f"{prefix}.k_b_proj.weight"] = HeadSlice(stored, heads, end=nope, is_transposed=True)
+        slices[f"{prefix}.v_b_proj.weight"] = HeadSlice(stored, heads, begin=nope)
+    return slices

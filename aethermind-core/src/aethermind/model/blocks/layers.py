@@ -1,6 +1,7 @@
-"""Layers outside attention: embeddings and the output projection, biased projections and norms, feed-forward networks.
+"""Layers outside attention: embeddings, LM head, projections, LayerNorm, feed-forward networks.
 
-Shapes: T tokens, R rows of logits, D hidden_size or the width in, N the width out, I intermediate_size, V vocab_size.
+Shapes: T tokens, R rows of logits, D hidden_size or the width of the input, N the width of the output, I
+intermediate_size, V vocab_size.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ __all__ = [
 def embedding(
     builder: GraphBuilder, inputs: StepInputs, config: DecoderConfig, weight: str, *, factor: float = 1.0
 ) -> Value:
-    """Look up rows of the embedding table, [T, D], times `factor`; rows for which the step has embeddings are replaced
-    by those. They are looked up and scaled in the builder's `embedding_dtype`.
+    """Look up rows of the embedding table, [T, D], and multiply them by `factor`, in the builder's `embedding_dtype`.
+
+    Rows for which the step's inputs have embeddings are replaced by these.
     """
     table_VD = builder.parameter(weight, (config.vocab_size, config.hidden_size), builder.embedding_dtype)
     x_TD = scaled(builder, builder.op("embedding", inputs.token_ids, table_VD), factor)
@@ -44,9 +46,9 @@ def embedding(
 
 
 def lm_head(builder: GraphBuilder, x_RD: Value, config: DecoderConfig, weight: str, bias: str | None = None) -> Value:
-    """Logits of the given rows, float32 [R, V]; the rows are marked as the model's `hidden_states`.
+    """Write the logits of rows, float32 [R, V]; mark the rows as the model's `hidden_states`.
 
-    `bias` is the name of a bias [V], where the projection has one. They are computed in the builder's `lm_head_dtype`.
+    `bias` is the name of the bias [V]; None for none. The logits are computed in the builder's `lm_head_dtype`.
     """
     builder.mark("hidden_states", x_RD)
     dtype = builder.lm_head_dtype
@@ -57,23 +59,23 @@ def lm_head(builder: GraphBuilder, x_RD: Value, config: DecoderConfig, weight: s
 
 
 def _in_dtype(builder: GraphBuilder, x: Value, dtype: DType) -> Value:
-    """x in a dtype, or x itself where it has that one."""
+    """Cast x to a dtype; return x itself if it has that dtype."""
     return x if x.type.dtype is dtype else builder.op("cast", x, dtype=dtype)
 
 
 _GELUS = {"gelu": False, "gelu_new": True, "gelu_fast": True, "gelu_pytorch_tanh": True}
-"""Whether an activation of config.json is the tanh form of gelu, by name."""
+"""The names of gelu in config.json, and whether each is the tanh form."""
 
 
 def scaled(builder: GraphBuilder, x: Value, factor: float) -> Value:
-    """x · factor, or x itself for a factor of 1."""
+    """Write x · factor; return x itself for a factor of 1."""
     return x if factor == 1.0 else builder.op("scale", x, factor=factor)
 
 
 def linear(
     builder: GraphBuilder, x_TD: Value, name: str, out_width: int, in_width: int, *, has_bias: bool = True
 ) -> Value:
-    """x · weightᵀ + bias, [T, N], with `{name}.weight` [N, D] and, if there is one, `{name}.bias` [N]."""
+    """Write x · weightᵀ + bias, [T, N], with `{name}.weight` [N, D] and, if `has_bias`, `{name}.bias` [N]."""
     weight_ND = builder.parameter(f"{name}.weight", (out_width, in_width))
     bias_N = builder.parameter(f"{name}.bias", (out_width,)) if has_bias else None
     out_TN: Value = builder.op("linear", x_TD, weight_ND, bias_N)
@@ -83,9 +85,7 @@ def linear(
 def layer_norm(
     builder: GraphBuilder, x_TD: Value, name: str, width: int, eps: float, *, has_bias: bool = True
 ) -> Value:
-    """Mean zero and variance one for each token (Ba et al. 2016), then `{name}.weight` and, if there is one,
-    `{name}.bias`.
-    """
+    """Write a LayerNorm (Ba et al. 2016) with `{name}.weight` and, if `has_bias`, `{name}.bias`, [T, D]."""
     weight_D = builder.parameter(f"{name}.weight", (width,))
     bias_D = builder.parameter(f"{name}.bias", (width,)) if has_bias else None
     out_TD: Value = builder.op("layer_norm", x_TD, weight_D, bias_D, eps=eps)
@@ -102,9 +102,9 @@ def gelu_mlp(
     is_approximate: bool,
     has_bias: bool = True,
 ) -> Value:
-    """down(gelu(up(x))), [T, D], with the inner width I; `names` are those of the two projections.
+    """Write down(gelu(up(x))), [T, D], with the inner width I; `names` are those of the two projections.
 
-    `is_approximate` chooses gelu's tanh form (Hendrycks and Gimpel 2016).
+    `is_approximate` selects gelu's tanh form (Hendrycks and Gimpel 2016).
     """
     inner, outer = names
     biases = [
@@ -157,10 +157,10 @@ def is_gelu_approximate(field: str, name: Any) -> bool:
 def swiglu_mlp(
     builder: GraphBuilder, x_TD: Value, config: DecoderConfig, prefix: str, *, width: int | None = None
 ) -> Value:
-    """down(silu(gate(x)) · up(x)) with the weights `{prefix}.gate_proj.weight`, `up_proj`, `down_proj` (Shazeer
-    2020).
+    """Write down(silu(gate(x)) · up(x)), [T, D] (Shazeer 2020).
 
-    `width` is the inner width I, where it is not the configuration's.
+    Weights are `{prefix}.gate_proj.weight`, `up_proj`, `down_proj`. `width` is the inner width I; None for the
+    configuration's `intermediate_size`.
     """
     hidden, intermediate = config.hidden_size, config.intermediate_size if width is None else width
     gate_ID = builder.parameter(f"{prefix}.gate_proj.weight", (intermediate, hidden))
@@ -172,7 +172,7 @@ def swiglu_mlp(
 
 
 def geglu_mlp(builder: GraphBuilder, x_TD: Value, config: DecoderConfig, prefix: str, *, is_approximate: bool) -> Value:
-    """down(gelu(gate(x)) · up(x)) with the weights of `swiglu_mlp`; `is_approximate` chooses gelu's tanh form."""
+    """Write down(gelu(gate(x)) · up(x)) with the weights of `swiglu_mlp`; `is_approximate` selects gelu's tanh form."""
     hidden, intermediate = config.hidden_size, config.intermediate_size
     gate_ID = builder.parameter(f"{prefix}.gate_proj.weight", (intermediate, hidden))
     up_ID = builder.parameter(f"{prefix}.up_proj.weight", (intermediate, hidden))

@@ -1,7 +1,7 @@
 """A mixture of experts: the feed-forward network of sparse layers (Shazeer et al. 2017, arXiv:1701.06538).
 
-Shapes: T tokens, D hidden_size, E experts, A experts of a token, I the intermediate size of an expert, S that of a
-shared one.
+Shapes: T tokens, D hidden_size, E experts, A experts of a token, I the intermediate size of an expert, S that of the
+shared expert.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ __all__ = ["mixture_mlps", "moe_mlp"]
 
 
 def mixture_mlps(config: DecoderConfig, mixture: MixtureConfig, names: str = "model.layers.{layer}.mlp") -> FeedForward:
-    """The feed-forward networks of a decoder's layers: `moe_mlp` in sparse ones, and `swiglu_mlp` in dense ones.
+    """Return a `DecoderVariant.mlp` that writes `moe_mlp` in sparse layers and `swiglu_mlp` in dense ones.
 
-    `names` are the networks' names, with `{layer}` for the number of the layer. For `blocks.decoder`.
+    `names` are the networks' names, with `{layer}` for the number of the layer.
     """
     return _MixtureMlps(config, mixture, names)
 
 
 @dataclass(frozen=True, slots=True)
 class _MixtureMlps:
-    """A value, not a closure: models of one configuration are equal."""
+    """The function of `mixture_mlps`, a dataclass and no closure, so that models of one configuration are equal."""
 
     config: DecoderConfig
     mixture: MixtureConfig
@@ -43,13 +43,14 @@ class _MixtureMlps:
 
 
 def moe_mlp(builder: GraphBuilder, x_TD: Value, config: DecoderConfig, mixture: MixtureConfig, prefix: str) -> Value:
-    """The sum of the experts that the router chooses for each token, weighted by its probabilities, [T, D].
+    """Write the weighted sum of the experts that the router selects for each token, [T, D].
 
     Weights: the router `{prefix}.gate.weight` [E, D], and the experts as stacks, expert after expert (see
     `checkpoint.expert_stacks`): `{prefix}.experts.gate_proj.weight` and `up_proj` [E · I, D], `down_proj` [E · D, I].
-    With a correction bias of the choice (DeepSeek-V3): `{prefix}.gate.e_score_correction_bias` f32[E]. With a shared
-    expert, which all tokens use: `{prefix}.shared_experts.gate_proj`, `up_proj` [S, D], `down_proj` [D, S]; if it is
-    scaled by a sigmoid (Qwen2-MoE), its name is `shared_expert`, and `{prefix}.shared_expert_gate.weight` is [1, D].
+    With a correction bias of the selection (DeepSeek-V3): `{prefix}.gate.e_score_correction_bias` f32[E]. With a shared
+    expert, which all tokens use: `{prefix}.shared_experts.gate_proj`, `up_proj` [S, D], `down_proj` [D, S]. If the
+    shared expert has a sigmoid gate (Qwen2-MoE), its name is `shared_expert`, and the gate is
+    `{prefix}.shared_expert_gate.weight` [1, D].
     """
     hidden, num_experts, width = config.hidden_size, mixture.num_experts, mixture.width
     router_ED = builder.parameter(f"{prefix}.gate.weight", (num_experts, hidden))
@@ -84,6 +85,7 @@ def moe_mlp(builder: GraphBuilder, x_TD: Value, config: DecoderConfig, mixture: 
 def _shared_expert(
     builder: GraphBuilder, x_TD: Value, config: DecoderConfig, mixture: MixtureConfig, prefix: str
 ) -> Value:
+    """Write the shared expert, times its gate if it has one. A gate is a router with one expert: [T, D]."""
     name = "shared_expert" if mixture.has_shared_gate else "shared_experts"
     out_TD = swiglu_mlp(builder, x_TD, config, f"{prefix}.{name}", width=mixture.shared_width)
     if not mixture.has_shared_gate:

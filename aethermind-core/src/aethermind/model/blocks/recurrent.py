@@ -1,11 +1,10 @@
-"""Token mixers that keep a state of each sequence instead of keys and values: Mamba 2, gated delta nets and gated short
-convolutions.
+"""Token mixers with a state of each sequence instead of keys and values: Mamba 2, gated delta nets, short convolutions.
 
-The first two project a token's hidden state, convolve some of the projections over the last few tokens, run a
-recurrence, norm its results with a gate, and project them back.
+Mamba 2 and gated delta nets project a token's hidden state, convolve some of the projections over the last few tokens,
+run a recurrence, norm its results with a gate, and project them back to the hidden size.
 
-Shapes: T tokens, D hidden_size, H heads of the state, G groups of heads that share vectors, J tokens before each that
-the convolution sees.
+Shapes: T tokens, D hidden_size, H heads of the state, G groups of heads that share vectors, J + 1 tokens in the window
+of a convolution, C its channels, I = H times the elements of a head.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ class Mamba2Config:
 
     Attributes:
         hidden_size, num_heads, head_dim, state_size, num_groups: D, H, P, M and G.
-        conv_kernel: the tokens that a convolution sees, J + 1.
-        eps: of the norm.
-        dt_min, dt_max: limits of time steps; dt_max is 0 for none.
+        conv_kernel: the tokens in the window of a convolution, J + 1.
+        eps: the epsilon of the norm.
+        dt_min, dt_max: limits of time steps; dt_max is 0 for no limit.
         has_in_bias, has_conv_bias, has_out_bias: whether the projections and the convolution have biases.
         has_norm: whether results are normed; otherwise they are only gated.
-        norm_before_gate: whether they are normed before they are gated.
-        multipliers: of z, x, B, C and dt, the parts of the projection (Falcon-H1).
+        norm_before_gate: whether results are normed before they are gated.
+        multipliers: the factors of z, x, B, C and dt, the slices of the input projection's output (Falcon-H1).
     """
 
     hidden_size: int
@@ -64,24 +63,24 @@ class Mamba2Config:
 
     @property
     def inner_size(self) -> int:
-        """H · P."""
+        """The elements of all heads, I = H · P."""
         return self.num_heads * self.head_dim
 
     @property
     def conv_widths(self) -> tuple[int, int, int]:
-        """The channels of x, B and C."""
+        """The numbers of channels of x, B and C."""
         return self.inner_size, self.num_groups * self.state_size, self.num_groups * self.state_size
 
     @property
     def state(self) -> Recurrent:
-        """What a layer keeps of each sequence."""
+        """What a layer caches of each sequence."""
         recurrent = (self.num_heads, self.state_size, self.head_dim)
         return _state(self.conv_kernel, sum(self.conv_widths), recurrent)
 
     def slices(self, prefix: str) -> Iterator[tuple[str, TensorSlice]]:
-        """Yield the tensors of the graph that are parts of stored ones, where `prefix` names the mixer in both.
+        """Yield the tensors of the graph that are slices of stored tensors; `prefix` is the mixer's name in both.
 
-        Stored are `in_proj`, whose rows are z, x, B, C and dt, and `conv1d.weight` [C, 1, J + 1].
+        The checkpoint has `in_proj`, whose rows are z, x, B, C and dt, and `conv1d.weight` [C, 1, J + 1].
         """
         ends = self.inner_size, self.inner_size + sum(self.conv_widths)
         for kind in ("weight", "bias") if self.has_in_bias else ("weight",):
@@ -96,8 +95,8 @@ class DeltaNetConfig:
 
     Attributes:
         hidden_size, num_key_heads, num_value_heads, key_dim, value_dim: D, G, H and the elements of a head.
-        conv_kernel: the tokens that a convolution sees, J + 1.
-        eps: of the norm.
+        conv_kernel: the tokens in the window of a convolution, J + 1.
+        eps: the epsilon of the norm.
     """
 
     hidden_size: int
@@ -110,12 +109,12 @@ class DeltaNetConfig:
 
     @property
     def conv_width(self) -> int:
-        """The channels of queries, keys and values."""
+        """The number of channels of queries, keys and values together."""
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
     @property
     def state(self) -> Recurrent:
-        """What a layer keeps of each sequence."""
+        """What a layer caches of each sequence."""
         return _state(self.conv_kernel, self.conv_width, (self.num_value_heads, self.key_dim, self.value_dim))
 
     def slices(self, prefix: str) -> Iterator[tuple[str, TensorSlice]]:
@@ -123,25 +122,26 @@ class DeltaNetConfig:
         yield _transposed_convolution(f"{prefix}.conv1d")
 
     def fused_slices(self, prefix: str) -> Iterator[tuple[str, TensorSlice]]:
-        """Yield those of `slices`, and those of a checkpoint that fuses projections head by head (Qwen3-Next).
+        """Yield the same for a checkpoint that fuses projections head by head (Qwen3-Next).
 
-        Stored are `in_proj_qkvz`, for each key head q, k, and v and z of its value heads, and `in_proj_ba`, for each
-        key head b and a of its value heads.
+        The checkpoint has `in_proj_qkvz`, with the rows q, k, v and z of one key head (v and z of all its value heads)
+        after another, and `in_proj_ba`, with the rows b and a.
         """
         yield from self.slices(prefix)
-        shared = self.num_value_heads // self.num_key_heads
-        widths = (self.key_dim, self.key_dim, shared * self.value_dim, shared * self.value_dim)
+        values_per_key = self.num_value_heads // self.num_key_heads
+        widths = (self.key_dim, self.key_dim, values_per_key * self.value_dim, values_per_key * self.value_dim)
         q, k, v, z = rows_by_head(self.num_key_heads, widths)
         fused = f"{prefix}.in_proj_qkvz.weight"
         yield f"{prefix}.in_proj_qkv.weight", TensorSlice(fused, order=(*q, *k, *v))
         yield f"{prefix}.in_proj_z.weight", TensorSlice(fused, order=z)
-        for name, rows in zip("ba", rows_by_head(self.num_key_heads, (shared, shared)), strict=True):
+        rows_of_ba = rows_by_head(self.num_key_heads, (values_per_key, values_per_key))
+        for name, rows in zip("ba", rows_of_ba, strict=True):
             yield f"{prefix}.in_proj_{name}.weight", TensorSlice(f"{prefix}.in_proj_ba.weight", order=rows)
 
 
 @dataclass(frozen=True, slots=True)
 class ShortConvConfig:
-    """A gated short convolution (LFM2) of D channels over `conv_kernel` tokens, J + 1."""
+    """A gated short convolution (LFM2) of D channels, with a window of `conv_kernel` tokens, J + 1."""
 
     hidden_size: int
     conv_kernel: int
@@ -149,16 +149,17 @@ class ShortConvConfig:
 
     @property
     def state(self) -> Recurrent:
-        """What a layer keeps of each sequence."""
+        """What a layer caches of each sequence."""
         return Recurrent((("conv_state", (self.conv_kernel - 1, self.hidden_size)),))
 
     def slices(self, prefix: str) -> Iterator[tuple[str, TensorSlice]]:
-        """Yield the tensors of the graph that are parts of stored ones: `in_proj`, whose rows are b, c and x, and the
-        convolution `conv`.
+        """Yield the tensors of the graph that are slices of stored tensors; `prefix` is the mixer's name in both.
+
+        The checkpoint has `in_proj`, whose rows are b, c and x, and the convolution `conv`.
         """
         for kind in ("weight", "bias") if self.has_bias else ("weight",):
-            for part, name in enumerate("bcx"):
-                rows = slice(part * self.hidden_size, None if name == "x" else (part + 1) * self.hidden_size)
+            for index, name in enumerate("bcx"):
+                rows = slice(index * self.hidden_size, None if name == "x" else (index + 1) * self.hidden_size)
                 stored = f"{prefix}.in_proj.{kind}"
                 yield f"{prefix}.{name}_proj.{kind}", TensorSlice(stored, begin=rows.start, end=rows.stop)
         yield _transposed_convolution(f"{prefix}.conv")
@@ -167,20 +168,21 @@ class ShortConvConfig:
 def mamba2_mixer(
     builder: GraphBuilder, x_TD: Value, inputs: StepInputs, layer: int, config: Mamba2Config, prefix: str
 ) -> Value:
-    """Write the mixer of Mamba 2, [T, D], whose state is that of `layer`.
+    """Write the mixer of Mamba 2, [T, D], with the state of `layer`.
 
-    Weights: `{prefix}.z_proj`, `xbc_proj` and `dt_proj`, rows of the stored `in_proj` (see `Mamba2Config.slices`);
-    `conv1d`, transposed; `A_log`, `dt_bias` and `D`, float32 [H]; `norm.weight` if there is a norm; `out_proj`.
+    Weights: `{prefix}.z_proj`, `xbc_proj` and `dt_proj`, slices of the checkpoint's `in_proj` (see
+    `Mamba2Config.slices`); `conv1d`, transposed; `A_log`, `dt_bias` and `D`, float32 [H]; `norm.weight` if there is a
+    norm; `out_proj`.
     """
     inner, heads, channels = config.inner_size, config.num_heads, sum(config.conv_widths)
-    of_z, *of_channels, of_dt = config.multipliers
+    z_factor, *xbc_factors, dt_factor = config.multipliers
     with builder.scope(prefix):
         z_TI, xbc_TC, dt_TH = (
             linear(builder, x_TD, f"{prefix}.{name}_proj", width, config.hidden_size, has_bias=config.has_in_bias)
             for name, width in (("z", inner), ("xbc", channels), ("dt", heads))
         )
-        z_TI, dt_TH = scaled(builder, z_TI, of_z), scaled(builder, dt_TH, of_dt)
-        factors = [factor for factor, width in zip(of_channels, config.conv_widths, strict=True) for _ in range(width)]
+        z_TI, dt_TH = scaled(builder, z_TI, z_factor), scaled(builder, dt_TH, dt_factor)
+        factors = [factor for factor, width in zip(xbc_factors, config.conv_widths, strict=True) for _ in range(width)]
         xbc_TC = _convolution(
             builder,
             xbc_TC,
@@ -209,7 +211,7 @@ def mamba2_mixer(
 def delta_net_mixer(
     builder: GraphBuilder, x_TD: Value, inputs: StepInputs, layer: int, config: DeltaNetConfig, prefix: str
 ) -> Value:
-    """Write a gated delta net, [T, D], whose state is that of `layer`.
+    """Write a gated delta net, [T, D], with the state of `layer`.
 
     Weights: `{prefix}.in_proj_qkv.weight`, `in_proj_z`, `in_proj_b`, `in_proj_a`; `conv1d`, transposed; `A_log` and
     `dt_bias`, float32 [H]; `norm.weight` of one head; `out_proj.weight`.
@@ -221,9 +223,9 @@ def delta_net_mixer(
             for name, rows in (("qkv", config.conv_width), ("z", heads * width), ("b", heads), ("a", heads))
         )
         qkv_TC = _convolution(builder, qkv_TC, inputs, layer, f"{prefix}.conv1d", config.conv_kernel)
-        rates = [builder.parameter(f"{prefix}.{name}", (heads,), DType.FLOAT32) for name in ("A_log", "dt_bias")]
+        scalars = [builder.parameter(f"{prefix}.{name}", (heads,), DType.FLOAT32) for name in ("A_log", "dt_bias")]
         state = builder.latest(inputs.caches[layer]["recurrent_state"])
-        operands = (qkv_TC, a_TH, b_TH, *rates, state, *_tables(inputs))
+        operands = (qkv_TC, a_TH, b_TH, *scalars, state, *_tables(inputs))
         out_THE, _ = builder.op("gated_delta_rule", *operands, scale=config.key_dim**-0.5)
         z_THE = builder.op("split_heads", z_TI, num_heads=heads)
         norm_E = builder.parameter(f"{prefix}.norm.weight", (width,))
@@ -237,7 +239,8 @@ def short_conv_mixer(
 ) -> Value:
     """Write a gated short convolution, out(c(x) · convolution(b(x) · x(x))), [T, D].
 
-    Weights: `{prefix}.b_proj`, `c_proj` and `x_proj`, rows of the stored `in_proj`; `conv`, transposed; `out_proj`.
+    Weights: `{prefix}.b_proj`, `c_proj` and `x_proj`, slices of the checkpoint's `in_proj`; `conv`, transposed;
+    `out_proj`.
     """
     width, has_bias = config.hidden_size, config.has_bias
     with builder.scope(prefix):
@@ -265,12 +268,12 @@ def _convolution(
     has_bias: bool = False,
     silu: bool = True,
 ) -> Value:
-    """Convolve x, times a factor for each channel if there are any, and apply silu if set."""
+    """Write the convolution of x, multiplied by a factor for each channel if there are factors, then silu if set."""
     _, channels = x_TC.type.shape
     assert isinstance(channels, int)
     weight_KC = builder.parameter(f"{name}.weight", (kernel, channels))
     bias_C = builder.parameter(f"{name}.bias", (channels,)) if has_bias else None
-    if factors is not None and set(factors) != {1.0}:  # the sum is linear: its few weights are multiplied, not each row
+    if factors is not None and set(factors) != {1.0}:  # multiplying the weights has the same effect and costs less
         import numpy as np
 
         values = np.tile(np.asarray(factors), (kernel, 1)).astype(builder.dtype.numpy)
@@ -282,6 +285,7 @@ def _convolution(
 
 
 def _tables(inputs: StepInputs) -> tuple[Value, Value, Value]:
+    """Return the inputs that say which rows and which state slot belong to each sequence."""
     assert inputs.state_slots is not None, "a model with recurrent layers declares them in its cache layout"
     return inputs.cu_seqlens_q, inputs.seqlens_k, inputs.state_slots
 

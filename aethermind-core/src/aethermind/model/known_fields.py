@@ -1,12 +1,19 @@
-"""What each field of a published model's files does here: it is used, ignored on purpose, not applied, or refused."""
+"""How each field of a published model's JSON files is handled: used, ignored on purpose, not applied, or refused.
+
+The tables are for the loader, which checks a model's files against them, and for the documentation.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
+from aethermind.errors import ConfigError
+from aethermind.log import get_logger
+from aethermind.plugins.compatibility import deprecated_names
 from aethermind.sampling.params import SAMPLING_FIELDS
 
 __all__ = [
@@ -15,32 +22,41 @@ __all__ = [
     "FieldTable",
     "GENERATION_FIELDS",
     "Handling",
+    "KnowsFields",
     "QUANTIZATION_FIELDS",
     "TOKENIZER_FIELDS",
+    "check_fields",
+    "config_fields",
     "ignored",
     "not_applied",
     "refused",
     "used",
 ]
 
+logger = get_logger(__name__)
+
 
 class Handling(StrEnum):
-    """How a field is handled."""
+    """How a field of a model's file is handled."""
 
     USED = "used"
-    """Its value changes what is computed."""
+    """The value changes what is computed."""
     IGNORED = "ignored"
-    """None of its values changes an answer here."""
+    """No value changes the model's output."""
     NOT_APPLIED = "not applied"
-    """It asks for something unsupported; the model runs without it, after a warning."""
+    """The field asks for something unsupported; the model runs without it, after a warning."""
     REFUSED = "refused"
-    """It asks for something unsupported without which the model's answers would be wrong."""
+    """The field asks for something unsupported without which the model's output would be wrong."""
+
+
+__getattr__ = deprecated_names(__name__, {"Fate": ("Handling", Handling)})
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a file: `text` says how it is used, why it is ignored, or what to do instead; `neutral` values have no
-    effect.
+    """A field of a file. `text` says how it is used, why it is ignored, or what to do instead.
+
+    `neutral` are the values that have no effect, such as the default.
     """
 
     handling: Handling
@@ -57,26 +73,32 @@ FieldTable = Mapping[str, Field]
 
 
 def used(text: str, *names: str) -> dict[str, Field]:
-    """Make fields that are used."""
+    """Return table entries of fields that are used."""
     return {name: Field(Handling.USED, text) for name in names}
 
 
 def ignored(text: str, *names: str) -> dict[str, Field]:
-    """Make fields of which no value changes an answer."""
+    """Return table entries of fields of which no value changes the output."""
     return {name: Field(Handling.IGNORED, text) for name in names}
 
 
 def not_applied(text: str, **neutral: Any) -> dict[str, Field]:
-    """Make fields that are not applied, with their neutral values (one, or a tuple) besides null."""
-    return {name: Field(Handling.NOT_APPLIED, text, (None, *_listed(value))) for name, value in neutral.items()}
+    """Return table entries of fields that are not applied.
+
+    Neutral values are null and those given (one, or a tuple).
+    """
+    return {name: Field(Handling.NOT_APPLIED, text, (None, *_as_tuple(value))) for name, value in neutral.items()}
 
 
 def refused(text: str, **neutral: Any) -> dict[str, Field]:
-    """Make fields that are refused unless they have a neutral value: null, or one of those given (one, or a tuple)."""
-    return {name: Field(Handling.REFUSED, text, (None, *_listed(value))) for name, value in neutral.items()}
+    """Return table entries of fields that are refused unless the value is neutral.
+
+    Neutral values are null and those given (one, or a tuple).
+    """
+    return {name: Field(Handling.REFUSED, text, (None, *_as_tuple(value))) for name, value in neutral.items()}
 
 
-def _listed(value: Any) -> tuple[Any, ...]:
+def _as_tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
@@ -294,3 +316,73 @@ TOKENIZER_FIELDS: FieldTable = {
     **ignored("code that comes with a model is never run", "auto_map", "trust_remote_code"),
     **ignored("answers are parsed by the package's format", "response_schema"),
 }
+
+
+# The check
+
+
+_TABLES: Mapping[str, FieldTable] = {
+    "generation_config.json": GENERATION_FIELDS,
+    "tokenizer_config.json": TOKENIZER_FIELDS,
+    "quantization_config": QUANTIZATION_FIELDS,
+}
+
+
+@runtime_checkable
+class KnowsFields(Protocol):
+    """An architecture with a table of the fields of config.json that it handles."""
+
+    known_fields: FieldTable
+
+
+def config_fields(architecture: object) -> FieldTable | None:
+    """Return the table of config.json for an architecture; None if the architecture has none."""
+    return {**CONFIG_FIELDS, **architecture.known_fields} if isinstance(architecture, KnowsFields) else None
+
+
+def check_fields(path: Path, files: Mapping[str, Mapping[str, Any]], architecture: object) -> None:
+    """Check the contents of a model's files, by file name; warn of fields that are unknown or not applied.
+
+    ConfigError for a field that asks for something unsupported without which the model's output would be wrong.
+    """
+    for file, contents in files.items():
+        table = config_fields(architecture) if file == "config.json" else _TABLES[file]
+        if table is None:
+            continue
+        _refuse_fields(path, file, contents, table)
+        for sentence in _warnings(file, contents, table):
+            logger.warning("%s: %s", path, sentence)
+
+
+def _refuse_fields(path: Path, file: str, contents: Mapping[str, Any], table: FieldTable) -> None:
+    """Raise ConfigError for the first refused field."""
+    for name, value in contents.items():
+        field = table.get(name)
+        if field is not None and field.handling is Handling.REFUSED and field.has_effect(value):
+            raise ConfigError(f"{name} is {value!r:.80} in {file} of {str(path)!r}: {field.text}.")
+
+
+def _warnings(file: str, contents: Mapping[str, Any], table: FieldTable) -> list[str]:
+    """Return a sentence about the fields that are not applied, and one about unknown fields."""
+    effective = {name: value for name, value in contents.items() if name in table and table[name].has_effect(value)}
+    reasons = [
+        f"{name} is {value!r:.40} ({table[name].text})"
+        for name, value in effective.items()
+        if table[name].handling is Handling.NOT_APPLIED
+    ]
+    unknown = [name for name, value in contents.items() if value is not None and not _is_known(file, name, table)]
+    sentences = []
+    if reasons:
+        sentences.append(f"{file} asks for what is not supported here: {'; '.join(reasons)}.")
+    if unknown:
+        sentences.append(f"{file} has fields that are not known here and are ignored: {', '.join(map(str, unknown))}.")
+    return sentences
+
+
+def _is_known(file: str, name: str, table: FieldTable) -> bool:
+    """Whether a field needs no warning: it is in the table, a special token, or a comment.
+
+    In tokenizer_config.json the names of special tokens end in `_token`; names of comments begin with an underscore.
+    """
+    is_special_token = file == "tokenizer_config.json" and name.endswith("_token")
+    return name in table or is_special_token or name.startswith("_")
