@@ -489,6 +489,28 @@ def test_an_engine_whose_adapters_cannot_be_loaded_again_is_closed(loop: Virtual
     assert pool.status("a").state is ModelState.FAILED
 
 
+def test_an_adapter_that_cannot_be_loaded_again_is_a_404_that_says_why(loop: VirtualLoop) -> None:
+    engines: list[AdapterEngine] = []
+    pool = reloaded(loop, engines)
+    request, other = loop.create_task(hold(pool, "r")), loop.create_task(hold(pool, "a"))
+    loop.settle()
+    engines[1].pending.pop().set_exception(ConfigError("path does not exist."))
+    loop.settle()
+    late = loop.create_task(hold(pool, "r"))
+    loop.settle()
+    for error in (request.exception(), late.exception()):
+        assert isinstance(error, ApiError)
+        assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
+        assert "r could not be loaded again with its model a: path does not exist. " in str(error)
+    assert other.result() == "a"
+    assert loop.run_until_complete(adapters_of(pool)) == [(), ()]
+    again = loop.create_task(pool.load_adapter("a", "r", "other"))
+    loop.settle()
+    engines[1].pending.pop().set_result(None)
+    loop.run_until_complete(again)
+    assert loop.run_until_complete(hold(pool, "r")) == "r"
+
+
 def test_a_name_is_that_of_one_adapter_from_the_moment_it_is_asked_for(loop: VirtualLoop) -> None:
     engines: list[AdapterEngine] = []
     pool = ModelPool([adapted_source("a", engines), adapted_source("b", engines)])

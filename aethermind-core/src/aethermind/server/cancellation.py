@@ -57,10 +57,12 @@ class CancelScope:
         return task.uncancel() <= self._num_earlier_cancellations and kind is asyncio.CancelledError
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result | None:
-    """The result of `work`; None if the client disconnects first, which cancels `work`."""
+async def unless_disconnected(
+    request: Request, work: Coroutine[Any, Any, _Result], *others: asyncio.Future[Any]
+) -> _Result | None:
+    """The result of `work`; None if the client disconnects or one of `others` is done first, which cancels `work`."""
     try:
-        with CancelScope(request.state.disconnected):
+        with CancelScope(request.state.disconnected, *others):
             return await work
     except ExceptionGroup as group:
         raise as_api_error(group.exceptions[0]) from group

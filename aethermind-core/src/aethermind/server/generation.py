@@ -6,19 +6,20 @@ Each endpoint implements `ResponseBuilder`, which builds its response body or it
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aethermind.engine.requests.output_delta import OutputAccumulator
+from aethermind.engine.requests.output import RequestMetrics
+from aethermind.engine.requests.output_delta import CompletionDelta, OutputAccumulator, OutputDelta
 from aethermind.server.observation.observer import GenerationRecord
 from aethermind.server.sse import UNNAMED, Event, EventBatch, Framing
 
 if TYPE_CHECKING:
     from aethermind.engine.requests.output import Logprob, RequestOutput
-    from aethermind.engine.requests.output_delta import CompletionDelta, OutputDelta
     from aethermind.engine.requests.prompt_reader import EnginePrompt
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
@@ -30,7 +31,16 @@ if TYPE_CHECKING:
     _Delta = tuple[int, OutputDelta]
     """The index of a prompt, and new output of its completions."""
 
-__all__ = ["Generation", "PromptState", "ResponseBuilder", "response_id", "stream_events", "token_usage"]
+__all__ = [
+    "Generation",
+    "PromptState",
+    "ResponseBuilder",
+    "aborted_deltas",
+    "aborted_outputs",
+    "response_id",
+    "stream_events",
+    "token_usage",
+]
 
 
 @dataclass(slots=True)
@@ -216,6 +226,20 @@ class Generation:
 
     def _request_id(self, index: int) -> str:
         return f"{self._record.request_id}-{index}"
+
+
+async def aborted_deltas(num_prompts: int, num_completions: int) -> AsyncGenerator[_Delta, None]:
+    """Yield the output of prompts that were cancelled before an engine got them: empty completions with `abort`."""
+    now_s = time.perf_counter()
+    for index in range(num_prompts):
+        completions = [CompletionDelta(number, "", [], None, 0, "abort") for number in range(num_completions)]
+        yield index, OutputDelta("", completions, True, RequestMetrics(now_s, None, now_s), 0)
+
+
+async def aborted_outputs(num_prompts: int, num_completions: int) -> list[RequestOutput]:
+    """The outputs of `aborted_deltas`."""
+    deltas = aborted_deltas(num_prompts, num_completions)
+    return [OutputAccumulator("", []).add(delta) async for _, delta in deltas]
 
 
 async def stream_events(

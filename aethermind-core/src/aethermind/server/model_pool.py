@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from aethermind import env
 from aethermind.errors import AetherMindError, InvalidArgumentError, describe_exception
 from aethermind.log import get_logger
+from aethermind.server.access import LOAD_ADAPTER
 from aethermind.server.openai.errors import ApiError, draining
 from aethermind.server.pool_entry import ModelSource, ModelState, ModelStatus, PoolEntry
 
@@ -67,6 +68,8 @@ class ModelPool:
         """
         self._entries: dict[str, PoolEntry] = {}
         self._owners: dict[str, PoolEntry] = {}
+        self._lost_adapters: dict[str, str] = {}
+        """Why an adapter that clients loaded is not served any more, by its name."""
         for source in sources:
             entry = self._entries[source.name] = PoolEntry(source)
             for name in (source.name, *source.adapters):
@@ -212,6 +215,7 @@ class ModelPool:
             async with self.lease(name) as model:
                 await model.engine.load_adapter(adapter, path)
                 entry.add_adapter(adapter, path)
+                self._lost_adapters.pop(adapter, None)
         except BaseException:
             del self._owners[adapter]
             raise
@@ -256,6 +260,8 @@ class ModelPool:
         return self._owners[name]
 
     def _unknown(self, name: str) -> ApiError:
+        if (reason := self._lost_adapters.get(name)) is not None:
+            return ApiError(404, reason, param="model", code="model_not_found")
         return ApiError(
             404,
             f"There is no model {name!r:.100}; this server has {', '.join(self._owners)}.",
@@ -485,6 +491,10 @@ class ModelPool:
                 _log.error("the adapter %s could not be loaded again: %s", adapter, error)
                 entry.remove_adapter(adapter)
                 self._owners.pop(adapter, None)
+                self._lost_adapters[adapter] = (
+                    f"The adapter {adapter:.100} could not be loaded again with its model {entry.name}: {error} An "
+                    f"administrator can load it by POST {LOAD_ADAPTER}."
+                )
 
     def _start_unload(self, entry: PoolEntry) -> None:
         entry.state = ModelState.UNLOADING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind.errors import ContextLengthError
 from aethermind.server.openai.errors import ApiError
+from aethermind.text.answer_parser import AnswerFormat
 from aethermind.text.chat_template import variables_read
 
 if TYPE_CHECKING:
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt
     from aethermind.engine.serving.engine_client import EngineClient
     from aethermind.llm import LLM
-    from aethermind.text.answer_parser import AnswerFormat
     from aethermind.text.chat_templates import ChosenTemplate
     from aethermind.text.tokenizer import Tokenizer
 
@@ -88,6 +89,12 @@ class ServedModel:
             loaded.vocab_size,
             frontend.answer_format.for_tokens(frontend.tokenizer),
         )
+
+    @classmethod
+    def unloaded(cls, name: str) -> ServedModel:
+        """A model that is not loaded, for responses without tokens. It has neither an engine nor a tokenizer."""
+        missing: Any = None
+        return cls(name, missing, missing, missing, {}, sys.maxsize, AnswerFormat())
 
     async def read(self, prompt: Prompt) -> EnginePrompt:
         """Tokenise a prompt.

@@ -81,21 +81,27 @@ async def complete(
     """Continue one or several texts."""
     prompts = body.prompts()
 
-    async def prepare(model: ServedModel) -> tuple[list[Prompt], ResponseBuilder]:
-        return prompts, CompletionResponseBuilder(body, model, request.state.request_id)
+    def builder(model: ServedModel) -> ResponseBuilder:
+        return CompletionResponseBuilder(body, model, request.state.request_id)
 
-    return await generate_response(request, body.model, body, len(prompts), prepare)
+    async def prepare(model: ServedModel) -> tuple[list[Prompt], ResponseBuilder]:
+        return prompts, builder(model)
+
+    return await generate_response(request, body.model, body, len(prompts), prepare, builder)
 
 
 @router.post("/v1/chat/completions", openapi_extra=openapi_body(ChatRequest), response_model=None)
 async def chat(request: Request, body: Annotated[ChatRequest, Depends(body_of(ChatRequest))]) -> Response:
     """Answer a conversation."""
 
+    def builder(model: ServedModel, prompt: str = "") -> ResponseBuilder:
+        return ChatResponseBuilder(body, model, request.state.request_id, prompt)
+
     async def prepare(model: ServedModel) -> tuple[list[Prompt], ResponseBuilder]:
         prompt = await asyncio.to_thread(body.prompt, model, request.app.state.ignored_fields)
-        return [prompt], ChatResponseBuilder(body, model, request.state.request_id, prompt)
+        return [prompt], builder(model, prompt)
 
-    return await generate_response(request, body.model, body, 1, prepare)
+    return await generate_response(request, body.model, body, 1, prepare, builder)
 
 
 @router.post("/v1/responses", openapi_extra=openapi_body(ResponseRequest), response_model=None)
@@ -103,12 +109,14 @@ async def respond(request: Request, body: Annotated[ResponseRequest, Depends(bod
     """Answer a list of input items."""
     params = ResponseGenerationParams(body)
 
+    def builder(model: ServedModel, prompt: str = "") -> ResponseBuilder:
+        return ResponseObjectBuilder(body, params, params.sampling(model), model, request.state.request_id, prompt)
+
     async def prepare(model: ServedModel) -> tuple[list[Prompt], ResponseBuilder]:
         prompt = await asyncio.to_thread(params.prompt, model, request.app.state.ignored_fields)
-        sampling, request_id = params.sampling(model), request.state.request_id
-        return [prompt], ResponseObjectBuilder(body, params, sampling, model, request_id, prompt)
+        return [prompt], builder(model, prompt)
 
-    return await generate_response(request, body.model, params, 1, prepare, NAMED)
+    return await generate_response(request, body.model, params, 1, prepare, builder, NAMED)
 
 
 @router.post("/v1/embeddings", openapi_extra=openapi_body(EmbeddingRequest), response_model=None)

@@ -5,30 +5,32 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
+from aethermind.engine.requests.prompt_reader import EnginePrompt
 from aethermind.errors import ContextLengthError
 from aethermind.server.admission import OutputTokenBudget
 from aethermind.server.cancellation import unless_disconnected
-from aethermind.server.generation import Generation, stream_events
+from aethermind.server.generation import Generation, aborted_deltas, aborted_outputs, stream_events
 from aethermind.server.model_pool import ModelState
 from aethermind.server.openai.errors import ApiError
+from aethermind.server.served_model import ServedModel
 from aethermind.server.sse import KEEP_ALIVE_S, UNNAMED, EventBatch, EventStream, Framing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt
+    from aethermind.engine.requests.prompt_reader import Prompt
     from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
     from aethermind.server.access import Tenant
     from aethermind.server.admission import AdmissionTicket
     from aethermind.server.generation import ResponseBuilder
     from aethermind.server.model_pool import ModelPool, ModelStatus
-    from aethermind.server.served_model import ServedModel
 
 __all__ = [
     "CLIENT_CLOSED_REQUEST",
@@ -45,7 +47,7 @@ CLIENT_CLOSED_REQUEST = 499
 _LOADING_COMMENT_INTERVAL_S = 2.0
 """Seconds for which a stream waits for its model before it sends a comment with the progress of loading."""
 
-PrepareResponse = Callable[["ServedModel"], Awaitable[tuple[list["Prompt"], "ResponseBuilder"]]]
+PrepareResponse = Callable[[ServedModel], Awaitable[tuple[list["Prompt"], "ResponseBuilder"]]]
 """Returns the prompts of a request for a model, and the builder of the response."""
 
 TextsOrTokens = str | list[str] | list[int] | list[list[int]]
@@ -103,107 +105,148 @@ async def generate_response(
     body: GenerationParams,
     num_prompts: int,
     prepare: PrepareResponse,
+    builder_of: Callable[[ServedModel], ResponseBuilder],
     framing: Framing = UNNAMED,
 ) -> Response:
     """Generate completions by the model or adapter `name` with the parameters of `body`; returns the response.
 
     `prepare` returns the `num_prompts` prompts for the model, and the builder of the response. All prompts are checked
     before the engine gets the first. Raises ApiError and the errors of the engine. If a model takes long to load, its
-    stream begins with comments, in `framing`.
+    stream begins with comments, in `framing`. `builder_of` returns the builder for a request that is cancelled before
+    its model is loaded.
     """
     state, tenant, record = request.app.state, request.state.tenant, request.state.record
     record.is_stream, record.user = body.is_stream, body.user
     pool: ModelPool = state.models
     is_loaded = pool.status(name).state is ModelState.LOADED
     async with AsyncExitStack() as resources:
-        field = "prompt" if body.num_completions == 1 else "n"
-        ticket = resources.enter_context(state.admission.admit(num_prompts * body.num_completions, tenant, field))
+        counted = "prompt" if body.num_completions == 1 else "n"
+        ticket = resources.enter_context(state.admission.admit(num_prompts * body.num_completions, tenant, counted))
+        pending = _PendingResponse(request, name, body, num_prompts, prepare, builder_of, ticket)
+        resources.enter_context(
+            state.in_flight_requests.registered(
+                record.request_id, tenant.id, pending.cancel, request.state.abort, record.client_id
+            )
+        )
         leases = await resources.enter_async_context(AsyncExitStack())
         leased = leases.enter_async_context(pool.lease(name))
+        model: ServedModel | None
         if body.is_stream and not is_loaded:
             leasing = asyncio.ensure_future(leased)
             resources.push_async_callback(_cancel, leasing)
-            if not await _is_connected_at_first_output(request, leasing, _LOADING_COMMENT_INTERVAL_S):
+            wait_s = _LOADING_COMMENT_INTERVAL_S
+            if not await _is_connected_at_first_output(request, leasing, wait_s, pending.cancelled):
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
             if not leasing.done():
-                stream_resources = resources.pop_all()
-                events = _events_after_loading(request, name, leasing, body, prepare, ticket, stream_resources)
-                return EventStream(
-                    events, stream_resources, framing=framing, send_timeout_s=state.limits.send_timeout_s
-                )
+                held = resources.pop_all()
+                events = pending.events_after_loading(leasing, held)
+                return EventStream(events, held, framing=framing, send_timeout_s=state.limits.send_timeout_s)
             model = leasing.result()
         else:
-            leased_model = await unless_disconnected(request, leased)
-            if leased_model is None:
+            model = await unless_disconnected(request, leased, pending.cancelled)
+            if model is None and not pending.cancelled.done():
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
-            model = leased_model
-        generation, tokenized, builder = await _start_generation(request, body, model, prepare, ticket, resources)
+        begun = None if model is None else await pending.begin(model)
         if not body.is_stream:
+            if begun is None:
+                return JSONResponse(await pending.cancelled_body())
+            generation, tokenized, builder = begun
             outputs = await unless_disconnected(request, generation.outputs(tokenized))
             if outputs is None:
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
             return JSONResponse(builder.full_response(outputs))
+        if begun is None:
+            events = pending.cancelled_events()
+        else:
+            generation, tokenized, builder = begun
+            framing = builder.framing
+            deltas = await resources.enter_async_context(aclosing(generation.deltas(tokenized)))
+            first = asyncio.ensure_future(anext(deltas))
+            if not await _is_connected_at_first_output(request, first, KEEP_ALIVE_S):
+                return Response(status_code=CLIENT_CLOSED_REQUEST)
+            events = stream_events(first, deltas, builder, prompts=tokenized, num_completions=body.num_completions)
+        return EventStream(events, resources.pop_all(), framing=framing, send_timeout_s=state.limits.send_timeout_s)
+
+
+@dataclass(slots=True)
+class _PendingResponse:
+    """The response to a request, which can be cancelled while it waits for its model and during generation. Mutable.
+
+    `cancelled` is done when the request was cancelled before its generation began.
+    """
+
+    request: Request
+    name: str
+    body: GenerationParams
+    num_prompts: int
+    prepare: PrepareResponse
+    builder_of: Callable[[ServedModel], ResponseBuilder]
+    ticket: AdmissionTicket
+    generation: Generation | None = None
+    cancelled: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def cancel(self) -> bool:
+        """Cancel it; False if it has ended."""
+        if self.generation is not None:
+            return self.generation.cancel()
+        if not self.cancelled.done():
+            self.cancelled.set_result(None)
+        return True
+
+    async def begin(self, model: ServedModel) -> tuple[Generation, list[EnginePrompt], ResponseBuilder] | None:
+        """Tokenise and check the prompts; None if the request was cancelled meanwhile."""
+        body, record = self.body, self.request.state.record
+        state, tenant = self.request.app.state, self.request.state.tenant
+        prompts, builder = await self.prepare(model)
+        params, options = body.sampling(model), body.options(tenant, model)
+        tokenized = await model.read_all(prompts, "prompt")
+        _check_lengths(model, tokenized, body)
+        if self.cancelled.done():
+            return None
+        num_tokens = sum(len(prompt.token_ids) for prompt in tokenized)
+        self.ticket.enqueue(num_tokens, _output_budget(model, tokenized, params, body))
+        self.generation = Generation(
+            model, record, params, options, self.ticket, timeout_s=state.limits.request_timeout_s, metrics=state.metrics
+        )
+        return self.generation, tokenized, builder
+
+    async def events_after_loading(
+        self, leasing: asyncio.Future[ServedModel], resources: AsyncExitStack
+    ) -> AsyncGenerator[EventBatch, None]:
+        """Yield comments with the progress of loading, and then the events of the streamed response."""
+        pool: ModelPool = self.request.app.state.models
+        either: set[asyncio.Future[Any]] = {leasing, self.cancelled}
+        while not (leasing.done() or self.cancelled.done()):
+            yield EventBatch([_loading_comment(pool.status(self.name))])
+            await asyncio.wait(either, timeout=_LOADING_COMMENT_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
+        begun = await self.begin(leasing.result()) if leasing.done() else None
+        if begun is None:
+            await _cancel(leasing)
+            async for batch in self.cancelled_events():
+                yield batch
+            return
+        generation, tokenized, builder = begun
+        yield EventBatch([], framing=builder.framing)
         deltas = await resources.enter_async_context(aclosing(generation.deltas(tokenized)))
         first = asyncio.ensure_future(anext(deltas))
-        if not await _is_connected_at_first_output(request, first, KEEP_ALIVE_S):
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return EventStream(
-            stream_events(first, deltas, builder, prompts=tokenized, num_completions=body.num_completions),
-            resources.pop_all(),
-            framing=builder.framing,
-            send_timeout_s=state.limits.send_timeout_s,
-        )
+        resources.push_async_callback(_cancel, first)
+        events = stream_events(first, deltas, builder, prompts=tokenized, num_completions=self.body.num_completions)
+        async for batch in events:
+            yield batch
 
+    async def cancelled_events(self) -> AsyncGenerator[EventBatch, None]:
+        """Yield the events of a stream that was cancelled before its generation began."""
+        builder = self.builder_of(ServedModel.unloaded(self.name))
+        yield EventBatch([], framing=builder.framing)
+        number = self.body.num_completions
+        deltas, prompts = aborted_deltas(self.num_prompts, number), [EnginePrompt("", ())] * self.num_prompts
+        async for batch in stream_events(anext(deltas), deltas, builder, prompts=prompts, num_completions=number):
+            yield batch
 
-async def _start_generation(
-    request: Request,
-    body: GenerationParams,
-    model: ServedModel,
-    prepare: PrepareResponse,
-    ticket: AdmissionTicket,
-    resources: AsyncExitStack,
-) -> tuple[Generation, list[EnginePrompt], ResponseBuilder]:
-    """Tokenise and check the prompts, and register the generation until `resources` are closed."""
-    state, tenant, record = request.app.state, request.state.tenant, request.state.record
-    prompts, builder = await prepare(model)
-    params, options = body.sampling(model), body.options(tenant, model)
-    tokenized = await model.read_all(prompts, "prompt")
-    _check_lengths(model, tokenized, body)
-    ticket.enqueue(sum(len(prompt.token_ids) for prompt in tokenized), _output_budget(model, tokenized, params, body))
-    generation = Generation(
-        model, record, params, options, ticket, timeout_s=state.limits.request_timeout_s, metrics=state.metrics
-    )
-    resources.enter_context(
-        state.in_flight_requests.registered(
-            record.request_id, tenant.id, generation.cancel, request.state.abort, record.client_id
-        )
-    )
-    return generation, tokenized, builder
-
-
-async def _events_after_loading(
-    request: Request,
-    name: str,
-    leasing: asyncio.Future[ServedModel],
-    body: GenerationParams,
-    prepare: PrepareResponse,
-    ticket: AdmissionTicket,
-    resources: AsyncExitStack,
-) -> AsyncGenerator[EventBatch, None]:
-    """Yield comments with the progress of loading, and then the events of the streamed response."""
-    pool: ModelPool = request.app.state.models
-    while not leasing.done():
-        yield EventBatch([_loading_comment(pool.status(name))])
-        await asyncio.wait({leasing}, timeout=_LOADING_COMMENT_INTERVAL_S)
-    generation, tokenized, builder = await _start_generation(
-        request, body, leasing.result(), prepare, ticket, resources
-    )
-    yield EventBatch([], framing=builder.framing)
-    deltas = await resources.enter_async_context(aclosing(generation.deltas(tokenized)))
-    first = asyncio.ensure_future(anext(deltas))
-    resources.push_async_callback(_cancel, first)
-    async for batch in stream_events(first, deltas, builder, prompts=tokenized, num_completions=body.num_completions):
-        yield batch
+    async def cancelled_body(self) -> dict[str, Any]:
+        """The body of a response that was cancelled before its generation began."""
+        builder = self.builder_of(ServedModel.unloaded(self.name))
+        return builder.full_response(await aborted_outputs(self.num_prompts, self.body.num_completions))
 
 
 def _loading_comment(status: ModelStatus) -> bytes:
@@ -258,15 +301,17 @@ def _output_budget(
     return OutputTokenBudget(num_tokens * body.num_completions, field)
 
 
-async def _is_connected_at_first_output(request: Request, first: asyncio.Future[Any], timeout_s: float) -> bool:
+async def _is_connected_at_first_output(
+    request: Request, first: asyncio.Future[Any], timeout_s: float, *others: asyncio.Future[Any]
+) -> bool:
     """Wait for `first`, the model or the first output of a stream; False if the client disconnects before it is done.
 
-    Waits for `timeout_s` at most. An error of `first` is raised here, while the response can still have an error
-    status.
+    Waits for `timeout_s` at most, or until one of `others` is done. An error of `first` is raised here, while the
+    response can still have an error status.
     """
     disconnected: asyncio.Future[None] = request.state.disconnected
-    futures: set[asyncio.Future[Any]] = {first, disconnected}
-    await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    either: set[asyncio.Future[Any]] = {first, disconnected, *others}
+    await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     if first.done():
         first.result()
     elif disconnected.done():
