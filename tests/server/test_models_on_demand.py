@@ -172,6 +172,62 @@ def test_a_client_that_leaves_while_its_model_loads_leaves_nothing_behind(
     assert 'aethermind_model_loaded{model_name="two"} 0.0' in text
 
 
+@pytest.fixture
+def unloaded(http: httpx.Client, held: Held) -> Iterator[None]:
+    """The model `slow` is not loaded, and its loading is held until the test ends."""
+    http.post("/admin/models/unload", json={"model": "slow"}, headers=ADMIN)
+    held.may_load.clear()
+    yield
+    held.may_load.set()
+    assert http.post("/admin/models/load", json={"model": "slow"}, headers=ADMIN).status_code == 200
+    while status_of(http, "slow")["num_requests"]:
+        pass
+
+
+def cancelled_while_loading(http: httpx.Client, path: str, body: dict[str, Any]) -> httpx.Response:
+    """The response to a request for `slow` that is cancelled by its client's id while the model is loaded."""
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(http.post, path, json={"model": "slow", **body}, headers={"X-Request-Id": "mine"})
+        while not status_of(http, "slow")["num_requests"]:
+            pass
+        assert http.delete("/v1/requests/mine").json() == {"id": "mine", "object": "request", "cancelled": True}
+        response = waiting.result()
+    assert http.delete("/v1/requests/mine").status_code == 404
+    assert status_of(http, "slow")["num_requests"] == 0
+    return response
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_a_request_is_cancelled_while_its_model_loads(http: httpx.Client) -> None:
+    completion = {"prompt": [TEXTS[0], TEXTS[1]], "n": 2, "echo": True, "logprobs": 1}
+    choices = cancelled_while_loading(http, "/v1/completions", completion).json()["choices"]
+    assert [(choice["index"], choice["text"], choice["finish_reason"]) for choice in choices] == [
+        (index, "", "abort") for index in range(4)
+    ]
+    chat = cancelled_while_loading(http, "/v1/chat/completions", CHAT).json()
+    assert (chat["object"], chat["model"], chat["usage"]["total_tokens"]) == ("chat.completion", "slow", 0)
+    assert chat["choices"][0]["message"] == {"role": "assistant", "content": "", "refusal": None}
+    assert chat["choices"][0]["finish_reason"] == "abort"
+    response = cancelled_while_loading(http, "/v1/responses", {"input": "Hello"}).json()
+    assert (response["status"], response["output"][0]["status"]) == ("cancelled", "incomplete")
+    assert status_of(http, "slow")["value"] == "loading", "it goes on"
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_stream_is_cancelled_while_its_model_loads(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
+    monkeypatch.setattr("aethermind.server.openai.serving._LOADING_COMMENT_INTERVAL_S", 0.01 if begins else 600)
+    lines = cancelled_while_loading(http, "/v1/chat/completions", CHAT | {"stream": True}).text.splitlines()
+    assert lines[-2] == "data: [DONE]"
+    events = [json.loads(line[6:]) for line in lines[:-2] if line.startswith("data: ")]
+    assert [event["choices"][0]["finish_reason"] for event in events] == [None, "abort"]
+    text = cancelled_while_loading(http, "/v1/responses", {"input": "Hello", "stream": True}).text
+    assert text.rsplit("event: ", 1)[1].startswith("response.incomplete\ndata: ")
+    assert json.loads(text.rsplit("data: ", 1)[1])["response"]["status"] == "cancelled"
+
+
 def status_of(http: httpx.Client, name: str) -> dict[str, Any]:
     found: dict[str, Any] = http.get(f"/v1/models/{name}").json()["status"]
     return found
@@ -234,7 +290,7 @@ def test_administrators_load_and_unload_models(http: httpx.Client, held: Held) -
 
 def test_ps_shows_what_is_loaded(http: httpx.Client, held: Held) -> None:
     held.may_load.set()
-    for name in ("two", "broken"):
+    for name in ("broken", "two"):  # to try the first may take the place of another
         http.post("/v1/completions", json=ask(name))
     url = ("--url", str(http.base_url), "--api-key", "user")
     records = json.loads(run("ps", *url, "--json").stdout)["models"]
@@ -310,6 +366,35 @@ def test_mistakes_in_a_file_of_models(tmp_path: Path, content: str, message: str
     file.write_text(content)
     with pytest.raises(SettingsError, match=message):
         listed_models(None, None, ModelPoolOptions(models_file=str(file)))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("dtype", "bfloat61", "Unknown dtype 'bfloat61'"),
+        ("device", "abacus", "Unknown device 'abacus'"),
+        ("device", "cpu:99", "Device 'cpu:99' does not exist"),
+        ("quantization", "int5", "int5"),
+        ("lm_head_quantization", "int5", "int5"),
+        ("scheduling_policy", "fairest", "Unknown scheduling policy 'fairest'"),
+        ("scheduling_policy", "priority:age=1", "has no parameter 'age'"),
+        ("speculative_method", "guess", "guess"),
+        ("executor", "nowhere", "nowhere"),
+        ("kv_store", "tape:/a", "tape"),
+    ],
+)
+def test_options_that_are_wrong_for_every_model_are_refused_at_start(
+    folder: Path, tmp_path: Path, option: str, value: str, message: str
+) -> None:
+    serve = ("serve", "--port", "0", "--engine", "inprocess")
+    refused = [run(*serve, "--models-dir", str(folder), f"--{option.replace('_', '-')}", value)]
+    file = tmp_path / "models.yaml"
+    file.write_text(f"models:\n  good: demo\n  wrong: {{path: demo, {option}: '{value}'}}\n")
+    refused.append(run(*serve, "--models-file", str(file)))
+    for result in refused:
+        assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (2, "", 1), result.stderr
+        assert message in result.stderr
+    assert "Error: wrong: " in refused[1].stderr
 
 
 def test_models_share_a_budget_of_memory(folder: Path, lone_answers: dict[str, list[str]]) -> None:

@@ -142,9 +142,12 @@ def test_the_estimate_takes_the_options(invoke: Any) -> None:
     assert "1 matrix in int8: " in invoke("models", *args, "--lm-head-quantization", "int8").stdout
 
 
-def test_options_that_do_not_fit_a_model_are_listed_as_its_error(invoke: Any) -> None:
-    (record,) = listed(invoke, "demo", "--estimate", "--device", "numpy", "--dtype", "int8")
-    assert "int8" in record["error"]
+def test_options_that_do_not_fit_a_model_are_listed_as_its_error(invoke: Any, tmp_path: Path) -> None:
+    other = copy_demo(tmp_path / "other", {"dtype": "float32", "torch_dtype": "float32"})
+    options = ("--estimate", "--device", "numpy", "--max-model-len", "64", "--kv-cache-dtype", "float32")
+    fits, unfit = listed(invoke, str(other), "demo", *options)
+    assert fits["error"] is None
+    assert "float32" in unfit["error"]
 
 
 @pytest.mark.parametrize(
@@ -154,6 +157,11 @@ def test_options_that_do_not_fit_a_model_are_listed_as_its_error(invoke: Any) ->
         (("--max-model-len", "0"), "--max-model-len should be"),
         (("--estimate", "--quantization", "int5"), "int5"),
         (("--lm-head-quantization", "int5"), "int5"),
+        (("demo", "--estimate", "--dtype", "bfloat61"), "Unknown dtype 'bfloat61'"),
+        (("--dtype", "bfloat61"), "Unknown dtype 'bfloat61'"),
+        (("demo", "--estimate", "--device", "numpy", "--dtype", "int8"), "numpy does not compute int8"),
+        (("demo", "--estimate", "--device", "numpy", "--kv-cache-dtype", "float32"), "float32"),
+        (("demo", "--estimate", "--device", "numpy", "--max-model-len", "10000000"), "10000000"),
         (("demo", "nosuch"), "neither an installed model (demo"),
         (("demo", ""), "A path is empty"),
     ],

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from aethermind import env, log
 from aethermind.cli import console
 from aethermind.cli.commands import COMMANDS, COMPLETION_VARIABLE, LazyCommands, equivalent_command
+from aethermind.cli.exit_signals import signals_exit
 from aethermind.errors import AetherMindError, SettingsError
 
 __all__ = ["app", "run"]
@@ -204,4 +205,5 @@ def run() -> None:
     log.setup_console()
     if os.environ.get(COMPLETION_VARIABLE):
         import_module("typer.completion").completion_init()
-    app(prog_name="aethermind")
+    with signals_exit():
+        app(prog_name="aethermind")

@@ -6,6 +6,7 @@ Lists, downloads and deletes them, and estimates the memory that they need on a 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from math import prod
@@ -73,11 +74,13 @@ def models(
 
     Nothing is downloaded; `aethermind pull` does that. Weights are not read.
 
-    A model that cannot be used is listed with the reason. --estimate adds the memory that each model takes on --device
+    A model that cannot be used is listed with the reason; options that none of the models can have are an error.
+    --estimate adds the memory that each model takes on --device
     with the other options, for as many requests at once as `LLM` plans for by default, and what would fit where that
     is more than there is. Of a model that is on the Hub only, it reads the headers.
     """
     from aethermind.engine.config import EngineConfig
+    from aethermind.engine.parts import check_names
     from aethermind.runtime import Runtime
 
     action, words = _split_action(directories or [])
@@ -86,8 +89,7 @@ def models(
         return
     config = EngineConfig(**as_arguments(device_options, cache), fallback="allow")
     runtime = Runtime.boot()
-    for name in filter(None, (device_options.quantization, device_options.lm_head_quantization)):
-        runtime.weight_formats.get(name)
+    check_names(runtime, config)
     if estimate:
         runtime.devices.select(device_options.device)
     with TemporaryDirectory(prefix="aethermind-headers-") as headers:
@@ -95,11 +97,9 @@ def models(
             describe_model(runtime, name, path)
             for name, path in _find(runtime, words, Path(headers) if estimate else None)
         ]
+        if estimate:
+            _add_estimates([record for record in records if record["context_length"] is not None], runtime, config)
         for record in records:
-            if estimate and record["context_length"] is not None:
-                # A model without weights is compiled as with dummies; the estimate needs its configuration only.
-                has_weights = record["error"] is None
-                _add_estimate(record, runtime, config if has_weights else replace(config, load_format="dummy"))
             if record["path"].startswith(headers):
                 record["path"] = _NOT_DOWNLOADED
     if as_json:
@@ -300,11 +300,22 @@ def models_below(directory: Path) -> list[Path]:
     )
 
 
-def _add_estimate(record: dict[str, Any], runtime: Runtime, config: EngineConfig) -> None:
-    try:
-        record["estimate"] = estimate_memory(runtime, Path(record["path"]), config)
-    except AetherMindError as error:
-        record["error"] = record["error"] or with_flags(str(error))
+def _add_estimates(records: Sequence[dict[str, Any]], runtime: Runtime, config: EngineConfig) -> None:
+    """Add the estimate of each model, or the reason why there is none. InvalidArgumentError for options that none of
+    them can have.
+    """
+    refused: list[InvalidArgumentError] = []
+    for record in records:
+        # A model without weights is compiled as with dummies; the estimate needs its configuration only.
+        options = config if record["error"] is None else replace(config, load_format="dummy")
+        try:
+            record["estimate"] = estimate_memory(runtime, Path(record["path"]), options)
+        except AetherMindError as error:
+            record["error"] = record["error"] or with_flags(str(error))
+            if isinstance(error, InvalidArgumentError):
+                refused.append(error)
+    if refused and len(refused) == len(records):
+        raise refused[0]
 
 
 def _print_details(records: list[dict[str, Any]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -181,7 +181,9 @@ def model_pool(
     """Return a pool of these models, none of which is loaded yet. `engine_options` are those of all engines.
 
     Reads the models' configurations and raises the errors of doing so; a model of `--models-dir` is left out instead.
+    Raises the errors of `check_names` for options that are wrong for every model.
     """
+    from aethermind.engine.parts import check_names
     from aethermind.engine.process import RestartPolicy, StandbyProcess
     from aethermind.runtime import Runtime
     from aethermind.server.model_pool import ModelPool
@@ -189,6 +191,7 @@ def model_pool(
     from aethermind.text.chat_templates import ChosenTemplate
 
     runtime = Runtime.boot()
+    check_names(runtime, EngineConfig(**engine_options))
     standby = StandbyProcess() if process.engine == "process" else None
     policy = RestartPolicy(
         0,
@@ -200,6 +203,9 @@ def model_pool(
     def sources() -> Iterator[ModelSource]:
         for name, listed in models.items():
             config = EngineConfig(**{**engine_options, **listed.options})
+            if listed.options:
+                with _named(name):
+                    check_names(runtime, config)
             template = chat_template if listed.chat_template is None else ChosenTemplate.read(listed.chat_template)
             try:
                 max_model_len = _context_length(runtime, listed.path, config)
@@ -231,6 +237,15 @@ def model_pool(
         load_timeout_s=pool.model_load_timeout,
         background=standby,
     )
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Name the model in errors of its own options."""
+    try:
+        yield
+    except AetherMindError as error:
+        raise SettingsError(f"{name}: {error}") from None
 
 
 def _open_within_budget(

@@ -8,11 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
 
+from aethermind.cache.stores.kv_store import StoreAddress
 from aethermind.engine.config import EngineConfig, EngineOptions
 from aethermind.engine.loading.compiled_model import CompiledModel
 from aethermind.engine.loading.loader import compile_model
 from aethermind.engine.loading.memory_check import check_memory
+from aethermind.engine.loading.weight_formats import WeightFormats
 from aethermind.engine.policies.parameters import create_policy
+from aethermind.hal.dtype import DType
 from aethermind.text.answer_parser import AnswerFormat
 
 if TYPE_CHECKING:
@@ -26,7 +29,26 @@ if TYPE_CHECKING:
     from aethermind.runtime import Runtime
     from aethermind.sampling.logits_constraints import LogitsProcessorFactory
 
-__all__ = ["EngineParts"]
+__all__ = ["EngineParts", "check_names"]
+
+
+def check_names(runtime: Runtime, config: EngineConfig) -> None:
+    """Look up the names that a configuration gives, which are wrong for every model if they are unknown.
+
+    Neither a model nor a device is opened. The errors are those of assembling an engine: ConfigError for an unknown
+    plugin, InvalidArgumentError for an unknown dtype or format, DeviceError for an unknown or absent device.
+    """
+    create_policy(runtime.policies, config.scheduling_policy)
+    if config.speculative_method is not None:
+        runtime.proposers.get(config.speculative_method)
+    runtime.executors.get(config.executor_name)
+    if config.kv_store is not None:
+        runtime.kv_stores.get(StoreAddress.parse(config.kv_store).name)
+    if config.dtype != "auto":
+        DType.parse(config.dtype)
+    WeightFormats.choose(runtime.weight_formats, config.quantization, config.lm_head_quantization)
+    if config.device != "auto":
+        runtime.devices.select(config.device)
 
 
 @dataclass(frozen=True, slots=True)

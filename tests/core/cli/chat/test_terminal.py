@@ -6,14 +6,13 @@ import io
 import os
 import pty
 import re
-import signal
 import termios
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from aethermind.cli.chat.terminal import WrappingWriter, hangup_exits, typed_history, without_echo
+from aethermind.cli.chat.terminal import WrappingWriter, typed_history, without_echo
 
 WORDS = "The fox, who had never seen the sea before, sat down beside an extraordinarily old turtle."
 
@@ -87,14 +86,6 @@ def test_echo_is_off_during_an_answer() -> None:
     os.close(screen_end)
     with without_echo(io.StringIO()):
         pass
-
-
-def test_a_hang_up_saves_the_history() -> None:
-    before = signal.getsignal(signal.SIGHUP)
-    with hangup_exits(), pytest.raises(SystemExit) as end:
-        signal.raise_signal(signal.SIGHUP)
-    assert end.value.code == 128 + signal.SIGHUP
-    assert signal.getsignal(signal.SIGHUP) is before
 
 
 def test_a_pasted_entry_is_one_line_of_the_history(tmp_path: Path) -> None:

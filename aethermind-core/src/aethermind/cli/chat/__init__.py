@@ -139,7 +139,7 @@ def _chat(
     from aethermind.cli.chat.readers import PipeReader, TerminalReader
     from aethermind.cli.chat.repl import Repl
     from aethermind.cli.chat.slash import COMMANDS
-    from aethermind.cli.chat.terminal import hangup_exits, typed_history
+    from aethermind.cli.chat.terminal import typed_history
 
     is_interactive = console.is_terminal(sys.stdin) and console.is_terminal(sys.stdout)
     reader: Reader = TerminalReader(tuple(COMMANDS)) if is_interactive else PipeReader(sys.stdin.buffer)
@@ -149,7 +149,7 @@ def _chat(
     elif console.is_terminal(sys.stdin):
         repl.print_note(f"{name} {place} · each line is a message, Ctrl-D leaves")
     keeps_history = is_interactive and has_history
-    with hangup_exits(), typed_history(env.state_directory() / "chat_history") if keeps_history else nullcontext():
+    with typed_history(env.state_directory() / "chat_history") if keeps_history else nullcontext():
         repl.run()
 
 

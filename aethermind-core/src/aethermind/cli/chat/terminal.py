@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
-import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import TextIO
 
 from aethermind.cli.console import TextWriter
 
-__all__ = ["WrappingWriter", "hangup_exits", "typed_history", "without_echo"]
+__all__ = ["WrappingWriter", "typed_history", "without_echo"]
 
 
 _PIECES = re.compile(r"\n|[^\S\n]+|\S+")
@@ -41,23 +38,6 @@ def without_echo(stream: TextIO) -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(number, termios.TCSADRAIN, before)
-
-
-@contextmanager
-def hangup_exits() -> Iterator[None]:
-    """Raise SystemExit when the terminal is closed (SIGHUP), so that typed lines are still saved."""
-    if not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:  # under nohup
-        yield
-        return
-    signal.signal(signal.SIGHUP, _exit)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
-def _exit(signum: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + signum)
 
 
 class WrappingWriter(TextWriter):
