@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from aethermind import LLM, Runtime, SamplingParams
 from aethermind.cli.app import app
+from aethermind.cli.models import estimate_memory
 from aethermind.cli.served_models import ListedModel, listed_models, model_pool
 from aethermind.cli.settings import ModelPoolOptions, ProcessOptions
 from aethermind.engine.config import EngineConfig
@@ -418,6 +419,41 @@ def test_models_share_a_budget_of_memory(folder: Path, lone_answers: dict[str, l
     numbers, num_bytes = asyncio.run(num_loaded("1000GB"))
     assert numbers == [1, 2, 3]
     assert asyncio.run(num_loaded(str(num_bytes * 5 // 2)))[0] == [1, 2, 2]
+
+
+def test_fifty_names_behind_one_port(
+    tmp_path: Path, runtime: Runtime, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aethermind.engine.loading.memory_estimate.resident_bytes", lambda: 50_000_000)
+    sizes = {**SIZES, "max_model_len": 32, "max_num_seqs": 1, "max_num_batched_tokens": 32}
+    plan = estimate_memory(runtime, runtime.models.locate("demo"), EngineConfig(**sizes))
+    num_bytes = plan["total_bytes"] + sum(plan["host_parts"].values())
+    names = [f"name-{number}" for number in range(50)]
+    file = tmp_path / "models.json"
+    file.write_text(json.dumps({"models": dict.fromkeys(names, "demo")}))
+    options = ModelPoolOptions(models_file=str(file))
+    engine_options = {**sizes, "memory": str(num_bytes * 7 // 2)}
+    pool = model_pool(listed_models(None, None, options), engine_options, options, ProcessOptions("inprocess"), None)
+    params = SamplingParams(max_tokens=4, temperature=0.0)
+    expected = llm.generate([TEXTS[0]], params)[0].outputs[0].text
+    with serving(pool) as address, httpx.Client(base_url=address, timeout=60) as http:
+
+        def loaded() -> set[str]:
+            models = http.get("/v1/models").json()["data"]
+            assert [model["id"] for model in models] == names
+            return {model["id"] for model in models if model["status"]["value"] == "loaded"}
+
+        assert loaded() == set()
+        for number, name in enumerate(names):
+            answer = http.post("/v1/completions", json=ask(name, max_tokens=4)).json()
+            assert (answer["model"], answer["choices"][0]["text"]) == (name, expected)
+            if number % 10 == 9:
+                assert loaded() == set(names[number - 2 : number + 1]), "three fit"
+        for name in (names[-3], names[0]):
+            http.post("/v1/completions", json=ask(name, max_tokens=4)).raise_for_status()
+        assert loaded() == {names[-3], names[-1], names[0]}, "the one that was used least recently is evicted"
+        num_loads = [status_of(http, name)["num_loads"] for name in names]
+    assert num_loads == [2, *[1] * 49]
 
 
 def test_a_directory_without_usable_models(tmp_path: Path, folder: Path) -> None:
