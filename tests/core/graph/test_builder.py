@@ -8,6 +8,7 @@ from tests.core.graph.graphs import OPERATORS
 
 from aethermind.errors import OperatorError
 from aethermind.graph import GraphBuilder
+from aethermind.graph.builder import in_dtype
 from aethermind.hal import DType
 from aethermind.ops.dims import SymDim
 from aethermind.ops.schema import TensorType
@@ -59,13 +60,18 @@ def test_a_parameter_asked_for_twice_is_the_same_value(builder: GraphBuilder) ->
     assert len(builder.finish().parameters) == 1
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [((4, 10), None), ((10, 4), DType.FLOAT32)])
-def test_a_parameter_of_another_type_is_a_mistake(
-    builder: GraphBuilder, shape: tuple[int, int], dtype: DType | None
-) -> None:
+def test_a_parameter_of_another_shape_is_a_mistake(builder: GraphBuilder) -> None:
     builder.parameter("table", (10, 4))
     with pytest.raises(AssertionError, match="a value 'table' already"):
-        builder.parameter("table", shape, dtype)
+        builder.parameter("table", (4, 10))
+
+
+def test_a_weight_in_two_dtypes_is_two_parameters(builder: GraphBuilder) -> None:
+    table = builder.parameter("table", (10, 4))
+    other = builder.parameter("table", (10, 4), DType.FLOAT32)
+    assert other.name == in_dtype("table", DType.FLOAT32) != table.name
+    assert builder.parameter("table", (10, 4), DType.FLOAT32) == other
+    assert builder.finish().parameters == (table, other)
 
 
 def test_names_are_given_once(builder: GraphBuilder) -> None:
