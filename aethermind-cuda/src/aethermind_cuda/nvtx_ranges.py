@@ -13,7 +13,10 @@ __all__ = ["nvtx_ranges"]
 
 
 def nvtx_ranges() -> ProfilerRanges:
-    """Return ranges on the enqueuing thread, which Nsight projects onto the GPU; DeviceError without nvtx."""
+    """Return the function that opens a range on the enqueuing thread, which Nsight projects onto the GPU.
+
+    DeviceError without nvtx.
+    """
     try:
         import nvtx
     except ImportError:

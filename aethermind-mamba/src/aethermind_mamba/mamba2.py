@@ -63,7 +63,7 @@ _FIELDS: FieldTable = {
     **ignored("follows from expand and hidden_size", "intermediate_size"),
     **ignored("tokens are processed one by one", "chunk_size"),
     **ignored("residuals have the model's dtype", "residual_in_fp32"),
-    **ignored("the norm of this architecture is behind the gate", "norm_before_gate", "rms_norm"),
+    **ignored("the mixer of this architecture always normalises after the gate", "norm_before_gate", "rms_norm"),
     **ignored("matters in training only", "rescale_prenorm_residual", "time_step_rank", "time_step_init_scheme"),
     **ignored("matters in training only", "time_step_min", "time_step_max", "time_step_floor", "time_step_scale"),
 }

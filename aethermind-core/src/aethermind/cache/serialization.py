@@ -4,7 +4,7 @@ The format is that of safetensors (eight bytes of header length, a JSON header, 
 of its readers can open it; none of it is ever executed. The header's `__metadata__` describes the values:
 
     format        aethermind-kv-blocks/1
-    fingerprint   all that the values depend on besides tokens: model, adapter, quantisation, tenant
+    fingerprint   all that the values depend on besides tokens and extra_key: weights, dtypes, block layout
     token_hash    a hash of the tokens and of those before them
     num_tokens    the number of positions that are filled
     checksum      blake2b of the header, with this entry empty, and of all that follows it
@@ -82,7 +82,7 @@ class StoredBlocks:
     """The content of blocks, or a recurrent state, with its metadata.
 
     Attributes:
-        fingerprint: all that the values depend on besides tokens: model, adapter, quantisation, tenant.
+        fingerprint: all that the values depend on besides tokens and extra_key: weights, dtypes, block layout.
         token_hash: the hash of the tokens in the blocks and of those before them.
         num_tokens: how many tokens the blocks hold; the slots after them, in the last block, are undefined.
         tensors: the rows of each tensor, by the tensor's name; all have the blocks in the same order.
@@ -227,11 +227,13 @@ def _fail(problem: str) -> NoReturn:
 
 
 class BlockContents(Protocol):
-    """Copies the content of device blocks and state slots, of all layers, to host memory and back."""
+    """Block I/O of an engine: copies the content of device blocks and state slots, of all layers, to host memory and
+    back.
+    """
 
     @property
     def fingerprint(self) -> str:
-        """All that the content depends on besides tokens: model, adapter, quantisation, tenant."""
+        """All that the content depends on besides tokens and extra_key: weights, dtypes, block layout."""
         ...
 
     def read(self, blocks: Sequence[int]) -> Mapping[str, BlockTensor]:

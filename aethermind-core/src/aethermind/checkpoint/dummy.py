@@ -1,8 +1,8 @@
 """Dummy weights: random-looking values of any shapes, available immediately for any size of model.
 
 Random numbers for billions of parameters would take minutes, and benchmarks need values of the right magnitude, not
-independent ones. So one block of random values is repeated in a single buffer of the length of the largest tensor, and
-every tensor is a view of it at an offset derived from its name. The cost is one pass over the largest tensor.
+independent ones. So one block of random values is repeated in a single buffer, a block longer than the largest tensor,
+and every tensor is a view of it at an offset derived from its name. The cost is one pass over the largest tensor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class DummyCheckpoint:
     """Weights of any shapes, the same for the same seed; implements `TensorSource`.
 
     Values are normal with mean 0 and deviation `std`, except that one-dimensional tensors whose names end in
-    `norm.weight` are 1. Tensors share one buffer of the length of the largest tensor, allocated at the first access.
+    `norm.weight` are 1. The others share one buffer, a block longer than the largest tensor, which is allocated at the
+    first access.
     """
 
     def __init__(

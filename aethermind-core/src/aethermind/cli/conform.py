@@ -74,8 +74,8 @@ def conform(
     """Check a device or a model package with the conformance kit.
 
     The suites for a device check memory and streams, every kernel, and whole models. For a model package, small random
-    models of its families are compared with transformers. A selection (--suite, -k) has no level. The exit code is 1 if
-    a case fails, if none ran, or if something that every backend must do is declared unsupported.
+    models of its families are compared with transformers. A selection (--suite, -k) has no conformance level. The exit
+    code is 1 if a case fails, if none ran, or if something that every backend must do is declared unsupported.
     """
     from aethermind.runtime import Runtime
     from aethermind.testing.run import SUITES, run_family, run_suites

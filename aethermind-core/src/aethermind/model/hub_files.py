@@ -69,8 +69,8 @@ class Selection:
     """The files that are needed, by their paths in the repository.
 
     Attributes:
-        texts: configuration, tokenizer and templates.
-        weights: tensors; empty for a tokenizer.
+        texts: all files but the weights: configuration, tokenizer and templates.
+        weights: tensors; of a tokenizer only a GGUF file, if nothing else holds it.
         gguf: the first part of the GGUF model; None for a directory.
         is_complete: whether these files are a complete model, tokenizer or adapter.
     """
@@ -91,7 +91,8 @@ def select_files(
 ) -> Selection:
     """Choose the files that are needed, out of the paths of a repository, or of those that are in the cache.
 
-    The weights of a model are the safetensors files, else one GGUF model, else the PyTorch files. `shards` are the
+    The weights of a model are the safetensors files, else one GGUF model, else the PyTorch files; with a quantisation
+    in the name, the GGUF model. `shards` are the
     files that `INDEX` lists. ConfigError if the quantisation does not exist, or if several GGUF models are possible.
     """
     if kind == "adapter":

@@ -255,8 +255,9 @@ def cost_of(operator: Operator, call: Call) -> Cost:
     """Return the least that a call reads, writes and computes.
 
     If the operator has no `cost`, each input is read and each output written once. Operations are two for each weight
-    and row, or one for each output element if there are no weights. Of gathered inputs, as much is read as is written.
-    An output that is an input's memory costs nothing. Weights are not read if there are no rows.
+    and row, or one for each output element if there are no weights. Of gathered inputs, as much is read as is written,
+    and nothing is computed. An output that is an input's memory is not written. Weights are not read if there are no
+    rows.
     """
     if operator.cost is not None:
         return operator.cost(call)

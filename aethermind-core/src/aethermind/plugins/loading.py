@@ -26,11 +26,14 @@ __all__ = ["call_each", "load_plugins", "plugin_output_to_stderr"]
 logger = get_logger(__name__)
 
 SLOW_S = 2.0
-"""An import or hook that takes more seconds than this is logged as a warning, because it delays every start."""
+"""A third party's import or hook that takes more seconds is logged as a warning, because it delays every start."""
 
 
 def load_plugins(records: Sequence[PluginRecord]) -> pluggy.PluginManager:
-    """Import each plugin that has not failed yet and check its hooks; failures are stored in the records."""
+    """Import each plugin that has not failed yet and check its hooks; return their manager.
+
+    Failures are stored in the records.
+    """
     import pluggy
 
     manager = pluggy.PluginManager("aethermind")

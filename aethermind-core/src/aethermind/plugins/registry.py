@@ -57,7 +57,7 @@ class Registry(Generic[T]):
     def register(self, name: str, target: str, *, provider: str, replaces: str | None = None) -> None:
         """Register a name for the object `target`, `"package.module:OBJECT"`, of the package `provider`.
 
-        PluginError for a name that another package has, unless `replaces=` names that package.
+        PluginError for a name that is registered, unless `replaces=` names the package that did it.
         """
         assert not self._is_frozen, "registries are frozen after boot"
         existing = self._entries.get(name)

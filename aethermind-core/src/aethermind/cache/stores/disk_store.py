@@ -1,4 +1,5 @@
-"""A KV store in a local directory that several processes share: one file a block, and an SQLite index for LRU eviction.
+"""A KV store in a local directory that several processes share: one file for each block or recurrent state, and an
+SQLite index for LRU eviction.
 
 The index is in SQLite's write-ahead mode, in which readers and the one writer do not wait for each other. A row may
 exist without its file, if its writer was killed in between. A file without a row does not exist for long: a row is

@@ -20,7 +20,7 @@ from aethermind.plugins.sandbox import import_path
 __all__ = ["blocked_signals", "check_version", "child_command", "child_environment", "describe_exit", "init_child"]
 
 _PARENT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Signals that reach every process of a group; only the parent acts on them."""
+"""Signals that a terminal sends to every process of a group; only the parent acts on them."""
 
 
 def child_command(module: str, *numbers: int) -> list[str]:

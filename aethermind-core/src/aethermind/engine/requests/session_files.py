@@ -45,8 +45,9 @@ class SessionFiles:
     ) -> None:
         """Create the folder if it does not exist; InvalidArgumentError if no files can be written to it.
 
-        Engines with different `key`s have different folders, because their keys and values differ. `model` is the path
-        or the name of the model, for `list_session_files`.
+        `open_contents` opens the engine's block I/O at its first use. Engines with different `key`s have different
+        folders, because their keys and values differ. `model` is the path or the name of the model, for
+        `list_session_files`.
         """
         self._directory = session_dir / _hash(repr(tuple(key)))
         try:
@@ -72,7 +73,7 @@ class SessionFiles:
         return os.path.exists(self._path(name))
 
     def length(self, name: str) -> int | None:
-        """The number of tokens of a saved session; None if there is none, 0 if its file cannot be read."""
+        """The number of computed tokens of a saved session; None if there is none, 0 if its file cannot be read."""
         if not self.has(name):
             return None
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -80,7 +81,7 @@ class SessionFiles:
         return 0
 
     def lengths(self, prefix: str = "") -> dict[str, int]:
-        """Map the names of saved sessions that begin with `prefix` to their numbers of tokens."""
+        """Map the names of saved sessions that begin with `prefix` to their numbers of computed tokens."""
         sessions = _read_all(self._directory.glob(f"*{_SUFFIX}"))
         return {saved.name: saved.num_tokens for saved in sessions if saved.name.startswith(prefix)}
 

@@ -1,9 +1,10 @@
 """The cost of preemption: recomputing a sequence, compared with swapping its keys and values out and in.
 
-Both rates are measured while the engine runs, as exponential moving averages with weight `_WEIGHT`. Until the first
-observation defaults are used; they only have to be right about which of the two is cheaper.
+Both costs, seconds per token and per byte, are measured while the engine runs, as exponential moving averages with
+weight `_WEIGHT`. Until the first observation defaults are used; they only have to be right about which of the two is
+cheaper.
 
-The rate of recomputation is always current, because prompts are computed anyway. The rate of swapping is not: an
+The cost of recomputation is always current, because prompts are computed anyway. The cost of swapping is not: an
 estimate that is too high would prevent the swaps that could correct it. So while recomputation is preferred, the
 estimate decays with a half-life of `_HALF_LIFE_S`, until a swap is tried again. The more the estimate has decayed, the
 more weight the next observation has.
@@ -56,11 +57,11 @@ class SwapVsRecomputeCosts:
         return is_preferred
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
-        """Update the rate of computation after a step without decodes."""
+        """Update the cost of computation after a step without decodes."""
         self.seconds_per_token += _WEIGHT * (seconds / num_tokens - self.seconds_per_token)
 
     def observe_move(self, num_bytes: int, seconds: float) -> None:
-        """Update the rate of swapping after a move in either direction."""
+        """Update the cost of swapping after a move in either direction."""
         if not num_bytes:  # a model without attention, whose blocks are empty
             return
         weight = 1.0 - (1.0 - _WEIGHT) * self._decay()

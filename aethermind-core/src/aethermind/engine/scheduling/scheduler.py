@@ -55,7 +55,9 @@ class Scheduler:
         self._context_shift = context_shift
         self.policy: SchedulingPolicy = FirstComeFirstServed() if policy is None else policy
         self.sharing = sharing_policy(self.policy)
-        """The policy as a `SharingPolicy`, None if it does not share; checked once, because the check is slow."""
+        """The policy as a `SharingPolicy`, None if it does not share fairly between tenants; checked once, because the
+        check is slow.
+        """
         self._preemptor = Preemptor(cache, self.policy, costs)
         self._admission = Admission(
             cache,
@@ -143,8 +145,8 @@ class Scheduler:
         return first is None or not self._admission.victims(first, running, budget, now)
 
     def num_slots(self, request: Request, running: list[Request], budget: StepBudget) -> int:
-        """Return how many more sequences like `request`, such as forks of it, the limits and the policy's reserve
-        allow.
+        """Return how many more sequences like `request`, such as forks of it, the limits and the policy's
+        reserve for urgent requests allow.
         """
         return self._admission.reserved.num_slots(request, running, budget.max_num_seqs)
 
@@ -274,7 +276,7 @@ class Scheduler:
 
 
 class WaitingQueue:
-    """A heap of requests in the policy's order. Adding and taking cost O(log n), removing O(1). Not thread-safe.
+    """A heap of requests in the policy's order. Adding costs O(log n), removing O(1). Not thread-safe.
 
     A key is computed when its request is added, and again when the request reaches the front. So keys may grow with
     time. A key must not shrink while its request waits: the queue would not notice.
@@ -358,9 +360,10 @@ def schedule_lone_decode(cache: KVCache, waiting: WaitingQueue, running: list[Re
 def publish_prefix(cache: KVCache, decision: ScheduleDecision) -> None:
     """Publish the prompts that a step has computed to the prefix cache while their requests still run.
 
-    A prompt that takes several steps is published when it is complete, and each time its computed length has doubled,
-    because publishing hashes it from its beginning. If sliding windows free blocks, it is published after each step,
-    because its next step may free blocks that another sequence could reuse. Outputs are published when requests end.
+    A prompt that takes several steps is published when it is complete, and each time its computed length passes a power
+    of two, because publishing hashes it from its beginning. If sliding windows free blocks, it is published after each
+    step, because its next step may free blocks that another sequence could reuse. Outputs are published when requests
+    end.
     """
     frees_blocks = cache.num_groups > 1
     for request, num_tokens, _ in decision.scheduled:

@@ -36,7 +36,7 @@ _NUMBERS = itertools.count()
 
 
 class EngineClient(ABC):
-    """One engine for the tasks of one event loop. While it is down, every call raises its `failure`."""
+    """One engine for the tasks of one event loop. While it is down, new requests raise its `failure`."""
 
     def __init__(self) -> None:
         self._requests = RequestStreams(EngineDeadError("The engine was not started; use `async with`."))
@@ -83,7 +83,8 @@ class EngineClient(ABC):
         timeout_s: float | None = None,
         hold_s: float = 0.0,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the cumulative output whenever it has grown; the last one is finished. `options` are for the scheduler.
+        """Yield the cumulative output whenever it has grown; the last one is finished. `options` are the adapter, the
+        session, and what the scheduler needs.
 
         Leaving the loop, cancelling the task or closing the generator ends the request and frees its blocks.
 
@@ -225,8 +226,8 @@ class RequestStreams:
     ) -> AsyncGenerator[OutputDelta, None]:
         """Open a request under `name` or a new name, call `add`, and yield its deltas until it is finished.
 
-        `forget` is called in any case. Raises errors that were delivered, RequestTimeoutError after `timeout_s`
-        seconds, and `failure`.
+        `forget` is called once the request was opened. Raises errors that were delivered, RequestTimeoutError after
+        `timeout_s` seconds, and `failure`.
         """
         name = f"async-{next(_NUMBERS)}" if name is None else name
         collector = self._open(name)

@@ -41,6 +41,7 @@ def _mla_decompose(
 
 
 def _mla_magnitudes(q: Array, k_cache: Array, *tables: Array, value_dim: int, scale: float) -> Array:
+    """Return the sums of absolute terms, to which tolerances are relative."""
     assert PAGED_ATTENTION.term_magnitudes is not None
     attributes: dict[str, Any] = {"scale": scale, "window": 0, "softcap": 0.0}
     return PAGED_ATTENTION.term_magnitudes(q, k_cache, k_cache, *tables, None, None, **attributes)[..., :value_dim]

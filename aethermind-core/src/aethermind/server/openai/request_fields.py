@@ -149,7 +149,7 @@ class CommonFields(StrictModel):
 
     @field_validator("seed")
     @classmethod
-    def _random_if_negative(cls, seed: int | None) -> int | None:
+    def _random_if_minus_one(cls, seed: int | None) -> int | None:
         return None if seed == -1 else seed
 
     @field_validator("store")
