@@ -293,7 +293,7 @@ class EngineConfig:
     kv_store: str | None = setting(
         None,
         "Store to which the prefix cache is offloaded, where other engines find it: disk:/path?size=10GiB, "
-        "redis://host:6379/0, host:2GiB, or a plugin's.",
+        "redis://server:6379/0, host:2GiB (memory of this process), or a plugin's.",
         check=_name("the address of a store, such as disk:/path"),
         unset="none",
         details="Closing the engine writes what the store lacks.",
@@ -346,7 +346,8 @@ class EngineConfig:
     )
     scheduling_policy: str = setting(
         "fair",
-        "Order in which requests run: fair, fcfs, priority, shortest, deadline, weighted, or a plugin's policy. "
+        "Order in which requests run: fair (between tenants), fcfs, priority, shortest (least estimated work), deadline, "
+        "weighted (by a sum of arrival, priority, size and deadline), or a plugin's policy. "
         "Parameters follow its name: priority:aging_s=10:vip_share=0.25.",
         check=_name("a name, such as fair"),
         metavar="NAME[:PARAMETER=VALUE…]",

@@ -1,7 +1,7 @@
 """Prefill attention by kernels that Triton compiled ahead of time (csrc/triton).
 
 They use tcgen05, which the CUDA C++ prefill kernel does not, and replace its launch for the same sequences and
-operands, without partials. Other launches are unchanged, and so is prefill with few tiles.
+operands, without split-KV. Other launches are unchanged, and so is prefill with few tiles.
 """
 
 from __future__ import annotations
@@ -100,7 +100,10 @@ def _launches(call: Call) -> Iterator[Launch]:
 
 
 def _launch(compiled: _Compiled, call: Call, decode_rows: int) -> Launch:
-    """Arguments in the order of the Triton function, then its two empty scratch buffers."""
+    """Arguments in the order of the Triton function, then its two empty scratch buffers.
+
+    Sequences of at most `decode_rows` rows, queries times the heads of a GQA group, are those of the decode kernel.
+    """
     q, k_cache, v_cache, cu_seqlens_q, seqlens_k, block_tables = all_present(call.inputs)
     (num_tokens, num_heads, _), (_, num_kv_heads, block_size, _) = q.shape, k_cache.shape
     num_sequences, blocks_per_sequence = block_tables.shape
@@ -113,7 +116,7 @@ def _launch(compiled: _Compiled, call: Call, decode_rows: int) -> Launch:
     )
     tiles = num_tokens * num_heads // num_kv_heads // compiled.rows + num_sequences
     grid, block = (tiles * num_kv_heads, 1, 1), (compiled.threads, 1, 1)
-    # Prefill runs outside of graphs, where overlapping launches do not pay off.
+    # Prefill runs outside of CUDA graphs, where overlapping launches do not pay off.
     return Launch(
         compiled.name, compiled.name, grid, block, arguments, compiled.shared_bytes, is_dependent_launch=False
     )
