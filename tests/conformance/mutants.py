@@ -30,10 +30,23 @@ Array = Any
 
 
 class LeakingAllocator(HostAllocator):
+    """Keeps the memory of every buffer, whoever frees it."""
+
+    def __init__(self, device: DeviceId) -> None:
+        super().__init__(device)
+        self._kept: list[Buffer] = []
+
     def alloc(self, nbytes: int, kind: MemoryKind = MemoryKind.DEVICE) -> Buffer:
         buffer = super().alloc(nbytes, kind)
+        self._kept.append(buffer)
         return Buffer(
-            buffer.device, buffer.address, nbytes, kind=kind, is_host_accessible=True, release=id, owner=buffer
+            buffer.device,
+            buffer.address,
+            nbytes,
+            kind=kind,
+            is_host_accessible=True,
+            release=lambda: None,
+            owner=buffer,
         )
 
 
