@@ -346,8 +346,8 @@ class EngineConfig:
     )
     scheduling_policy: str = setting(
         "fair",
-        "Order in which requests run: fair (between tenants), fcfs, priority, shortest (least estimated work), deadline, "
-        "weighted (by a sum of arrival, priority, size and deadline), or a plugin's policy. "
+        "Order in which requests run: fair (between tenants), fcfs, priority, shortest (least estimated work), "
+        "deadline, weighted (by a sum of arrival, priority, size and deadline), or a plugin's policy. "
         "Parameters follow its name: priority:aging_s=10:vip_share=0.25.",
         check=_name("a name, such as fair"),
         metavar="NAME[:PARAMETER=VALUE…]",
