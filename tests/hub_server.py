@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
@@ -21,6 +22,12 @@ __all__ = ["HubServer", "Repo"]
 _LARGE = (".safetensors", ".gguf", ".bin")
 _API = re.compile(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?")
 _RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+
+
+@lru_cache(maxsize=64)
+def _digest_of(contents: bytes) -> str:
+    """The SHA-256 of a file's contents, in hexadecimal digits: computed once, because a model's weights are large."""
+    return sha256(contents).hexdigest()
 
 
 @dataclass
@@ -47,10 +54,8 @@ class Repo:
     @property
     def commit(self) -> str:
         """The commit: 40 hexadecimal digits of the files' contents."""
-        digest = sha256()
-        for path, contents in sorted(self.files.items()):
-            digest.update(path.encode() + contents)
-        return digest.hexdigest()[:40]
+        described = "".join(path + _digest_of(contents) for path, contents in sorted(self.files.items()))
+        return _digest_of(described.encode())[:40]
 
 
 class HubServer:
@@ -89,7 +94,7 @@ class HubServer:
     def large_file(self, digest: str) -> bytes | None:
         """The contents of a large file by its SHA-256."""
         contents = (data for repo in self.repos.values() for path, data in repo.files.items() if path.endswith(_LARGE))
-        return next((data for data in contents if sha256(data).hexdigest() == digest), None)
+        return next((data for data in contents if _digest_of(data) == digest), None)
 
 
 def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
@@ -155,7 +160,7 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             if data is None:
                 self._send(404, commit | {"X-Error-Code": "EntryNotFound"})
                 return
-            digest = sha256(data).hexdigest()
+            digest = _digest_of(data)
             if path.endswith(_LARGE):
                 linked = {"X-Linked-Size": str(len(data)), "X-Linked-Etag": f'"{digest}"'}
                 where = {"Location": f"http://localhost:{hub.port}/cdn/{digest}?Signature=abc"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-__all__ = ["allowed_by_cpuset", "available_memory", "memory_limit", "parse_cpu_list", "processor_quota"]
+__all__ = ["allowed_by_cpuset", "available_memory", "memory_limit", "parse_cpu_list", "processor_quota", "read_text"]
 
 _ROOT = Path("/")
 
@@ -18,9 +18,9 @@ def processor_quota(root: Path = _ROOT) -> float | None:
     """Return the CPU quota in processors, or None without a limit."""
     quotas = []
     for group in _groups(root, "cpu"):
-        quota, _, period = _read(group / "cpu.max").partition(" ")
+        quota, _, period = read_text(group / "cpu.max").partition(" ")
         if not quota:
-            quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
+            quota, period = read_text(group / "cpu.cfs_quota_us"), read_text(group / "cpu.cfs_period_us")
         if quota.isdecimal() and period.isdecimal():  # not "max" or -1
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
@@ -30,7 +30,7 @@ def allowed_by_cpuset(root: Path = _ROOT) -> frozenset[int] | None:
     """Return the processors of this process's cpuset, or None without one."""
     for group in _groups(root, "cpuset"):
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
-            if cpus := parse_cpu_list(_read(group / name)):
+            if cpus := parse_cpu_list(read_text(group / name)):
                 return cpus
     return None
 
@@ -60,7 +60,7 @@ def available_memory(root: Path = _ROOT) -> int | None:
     """
     available = []
     for group, limit in _memory_limits(root):
-        used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes")
+        used = read_text(group / "memory.current") or read_text(group / "memory.usage_in_bytes")
         if used.isdecimal():
             available.append(min(max(limit - int(used) + _page_cache(group), 0), limit))
     return min(available, default=None)
@@ -69,21 +69,21 @@ def available_memory(root: Path = _ROOT) -> int | None:
 def _memory_limits(root: Path) -> Iterator[tuple[Path, int]]:
     """Yield the groups that limit memory, with their limits in bytes."""
     for group in _groups(root, "memory"):
-        limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
+        limit = read_text(group / "memory.max") or read_text(group / "memory.limit_in_bytes")
         if limit.isdecimal():
             yield group, int(limit)
 
 
 def _page_cache(group: Path) -> int:
     """Return the bytes of the group's page cache, including child groups, without shared memory."""
-    fields = dict(line.split(" ", 1) for line in _read(group / "memory.stat").splitlines() if " " in line)
+    fields = dict(line.split(" ", 1) for line in read_text(group / "memory.stat").splitlines() if " " in line)
     sizes = [fields.get(f"total_{name}", fields.get(name, "0")) for name in ("inactive_file", "active_file")]
     return sum(int(size) for size in sizes if size.isdecimal())
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
     """Yield the directories of this process's group and its parents; a container may not see them."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -92,8 +92,9 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
             yield mount / str(group).lstrip("/")
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the stripped contents of a file of the kernel, empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8").strip()
-    except OSError:
+    except (OSError, ValueError):
         return ""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aethermind import env
-from aethermind.hal.cgroup import allowed_by_cpuset, parse_cpu_list, processor_quota
+from aethermind.hal.cgroup import allowed_by_cpuset, parse_cpu_list, processor_quota, read_text
 
 __all__ = ["Core", "Node", "Topology", "host_topology"]
 
@@ -162,7 +162,7 @@ def _read_cached(root: Path, allowed: frozenset[int] | None) -> Topology:
 
 def _usable_cpus(root: Path, status: Mapping[str, str], allowed: frozenset[int] | None) -> frozenset[int]:
     """The processors that are online, in the affinity mask and in the cpuset."""
-    online = parse_cpu_list(_read(root / "sys/devices/system/cpu/online"))
+    online = parse_cpu_list(read_text(root / "sys/devices/system/cpu/online"))
     if allowed is None:
         allowed = parse_cpu_list(status.get("Cpus_allowed_list", ""))
     if not allowed:
@@ -190,15 +190,15 @@ def _node_of_cpus(root: Path, usable: tuple[Node, ...]) -> dict[int, int]:
     for number in numbers:
         nearest = number
         if number not in wanted:
-            distances = _read(_node(root, number) / "distance").split()
+            distances = read_text(_node(root, number) / "distance").split()
             by_node = {other: int(text) for other, text in zip(numbers, distances, strict=False) if text.isdecimal()}
             nearest = min(sorted(wanted), key=lambda other: by_node.get(other, 255))
-        found.update(dict.fromkeys(parse_cpu_list(_read(_node(root, number) / "cpulist")), nearest))
+        found.update(dict.fromkeys(parse_cpu_list(read_text(_node(root, number) / "cpulist")), nearest))
     return found
 
 
 def _node_numbers(root: Path) -> list[int]:
-    return sorted(parse_cpu_list(_read(root / "sys/devices/system/node/online")))
+    return sorted(parse_cpu_list(read_text(root / "sys/devices/system/node/online")))
 
 
 def _node(root: Path, number: int) -> Path:
@@ -207,7 +207,7 @@ def _node(root: Path, number: int) -> Path:
 
 def _node_memory(root: Path, number: int) -> int:
     """The bytes of a node's memory: `Node 0 MemTotal:  65536 kB` in its meminfo."""
-    for line in _read(_node(root, number) / "meminfo").splitlines():
+    for line in read_text(_node(root, number) / "meminfo").splitlines():
         words = line.split()
         if "MemTotal:" in words and words[-2].isdecimal():
             return int(words[-2]) * 1024
@@ -218,22 +218,22 @@ def _core_key(root: Path, cpu: int) -> tuple[Any, ...]:
     """Identify a physical core: by its hardware threads, or on old kernels by its number in the package."""
     topology = _cpu(root, cpu) / "topology"
     for name in ("core_cpus_list", "thread_siblings_list"):
-        if siblings := parse_cpu_list(_read(topology / name)):
+        if siblings := parse_cpu_list(read_text(topology / name)):
             return ("siblings", min(siblings))
-    core = _read(topology / "core_id")
+    core = read_text(topology / "core_id")
     return ("core", _package_of(root, cpu), core) if core else ("cpu", cpu)
 
 
 def _package_of(root: Path, cpu: int) -> int:
-    text = _read(_cpu(root, cpu) / "topology/physical_package_id")
+    text = read_text(_cpu(root, cpu) / "topology/physical_package_id")
     return int(text) if text.isdecimal() else 0
 
 
 def _efficient_cpus(root: Path, usable: frozenset[int]) -> frozenset[int]:
     """The processors of efficiency cores: Intel's `cpu_atom`, or those of low `cpu_capacity` (ARM)."""
-    if atoms := parse_cpu_list(_read(root / "sys/devices/cpu_atom/cpus")):
+    if atoms := parse_cpu_list(read_text(root / "sys/devices/cpu_atom/cpus")):
         return atoms
-    capacities = {cpu: _read(_cpu(root, cpu) / "cpu_capacity") for cpu in usable}
+    capacities = {cpu: read_text(_cpu(root, cpu) / "cpu_capacity") for cpu in usable}
     numbers = {cpu: int(text) for cpu, text in capacities.items() if text.isdecimal()}
     fastest = max(numbers.values(), default=0)
     return frozenset(cpu for cpu, capacity in numbers.items() if capacity < _MIN_CAPACITY * fastest)
@@ -244,16 +244,9 @@ def _cpu(root: Path, cpu: int) -> Path:
 
 
 def _status(root: Path) -> dict[str, str]:
-    lines = (line.partition(":") for line in _read(root / "proc/self/status").splitlines())
+    lines = (line.partition(":") for line in read_text(root / "proc/self/status").splitlines())
     return {name: value.strip() for name, _, value in lines}
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        return ""

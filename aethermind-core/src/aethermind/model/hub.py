@@ -160,6 +160,12 @@ class Download:
         """Fetch one file, unless it is in the cache."""
         self._fetch(path)
 
+    def fetch_weights(self) -> Path:
+        """Fetch the weights, and return the model's directory or .gguf file."""
+        for path in self.files.chosen.weights:
+            self.fetch(path)
+        return self.finish()
+
     def finish(self) -> Path:
         """Note the revision, now that all files are there, and return the model's directory or .gguf file."""
         revision, commit = self.name.revision or "main", self.files.commit
@@ -195,9 +201,7 @@ def download(name: HubName, kind: RepoKind = "model") -> Path:
         if isinstance(begun, Path):
             return begun
         begun.fetch_texts()
-        for path in begun.files.chosen.weights:
-            begun.fetch(path)
-        return begun.finish()
+        return begun.fetch_weights()
 
 
 def cached_models() -> list[CachedModel]:

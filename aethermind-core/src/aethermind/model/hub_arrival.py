@@ -1,8 +1,8 @@
 """A model of the Hugging Face Hub that is compiled, and whose weights are packed, while weights are downloaded.
 
 Configuration, tokenizer and the headers of the files of weights are fetched first. A thread then downloads the files of
-weights in order, and a tensor waits only for its own file. Nothing but processor time hides a download that is ready a
-file at a time: of a model in one file, the plan, the tokenizer and the memory of its weights are ready when it is.
+weights in order, and a tensor waits only for its own file. So a model in one file is packed after its download; its
+plan, its tokenizer and the memory of its weights are ready by then.
 """
 
 from __future__ import annotations
@@ -109,12 +109,10 @@ def begin_arrival(name: HubName) -> Arrival | Path:
             if isinstance(begun, Path):
                 return begun
             begun.fetch_texts()
-            if _can_arrive(begun.files.chosen.weights):
-                _running[name] = Arrival(begun)
-                return _running[name]
-            for path in begun.files.chosen.weights:
-                begun.fetch(path)
-            return begun.finish()
+            if not _can_arrive(begun.files.chosen.weights):
+                return begun.fetch_weights()
+            _running[name] = Arrival(begun)
+            return _running[name]
 
 
 def _can_arrive(weights: Sequence[str]) -> bool:

@@ -74,7 +74,6 @@ def fetch_headers(name: HubName, directory: Path) -> Path:
 
 def fetch_safetensors_header(name: HubName, path: str, commit: str, size: int, target: Path) -> None:
     """Write the header of a .safetensors file of `size` bytes. Errors are the client's (`explained`)."""
-    target.parent.mkdir(parents=True, exist_ok=True)
     _write_safetensors_header(target, size, partial(_read_range, _url(name, path, commit)))
 
 
