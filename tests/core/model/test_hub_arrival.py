@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from hashlib import sha256
@@ -119,6 +120,13 @@ def test_a_file_that_is_another_than_its_header_said_is_refused(hub_server: HubS
     (arrival.path / SHARDS[0]).write_bytes(save({name: np.zeros(3, np.float32)}))
     with pytest.raises(CheckpointError, match="changed on the Hub"):
         checkpoint.array(name)
+
+
+def test_a_broken_file_is_named_by_its_path_in_the_cache(hub_server: HubServer) -> None:
+    hub_server.repos["org/demo"] = Repo(TEXTS | {"model.safetensors": b"{" * 100})
+    arrival = begun()
+    with pytest.raises(CheckpointError, match=re.escape(str(arrival.path / "model.safetensors"))):
+        arrival.checkpoint()
 
 
 def test_weights_in_other_formats_are_waited_for(hub_server: HubServer) -> None:

@@ -17,6 +17,7 @@ from aethermind.checkpoint.arriving import ArrivingFile
 from aethermind.checkpoint.safetensors import SafetensorsFile
 from aethermind.checkpoint.sharded_index import Checkpoint
 from aethermind.checkpoint.source import TensorFile
+from aethermind.errors import CheckpointError
 from aethermind.model.hub import Download, begin_download, explained
 from aethermind.model.hub_files import INDEX, HubName
 from aethermind.model.hub_headers import fetch_safetensors_header
@@ -49,9 +50,13 @@ class Arrival:
 
     def checkpoint(self) -> Checkpoint:
         """Open the tensors (`Checkpoint.open`); values wait for their file, and raise what its download failed with."""
-        if all(future.done() and future.exception() is None for future in self._files.values()):
-            return Checkpoint.open(self.path)
-        return Checkpoint.open(self._headers).with_files(self._arriving)
+        if not all(future.done() and future.exception() is None for future in self._files.values()):
+            try:
+                return Checkpoint.open(self._headers).with_files(self._arriving)
+            except CheckpointError:  # which names the headers' own files: the downloaded ones say it again
+                for future in self._files.values():
+                    future.result()
+        return Checkpoint.open(self.path)
 
     def _arriving(self, header: TensorFile) -> TensorFile:
         assert isinstance(header, SafetensorsFile)
