@@ -6,9 +6,10 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
-from threading import Event
+from threading import Barrier, Event
 
 import ml_dtypes  # noqa: F401  the name bfloat16 for NumPy
 import numpy as np
@@ -21,7 +22,8 @@ from aethermind import LLM, Runtime, SamplingParams
 from aethermind.checkpoint.sharded_index import Checkpoint
 from aethermind.engine import compile_model
 from aethermind.errors import CheckpointError, ConfigError
-from aethermind.model.hub_arrival import Arrival, begin_arrival
+from aethermind.model.hub import Download, begin_download
+from aethermind.model.hub_arrival import Arrival, begin_arrival, is_any_arriving
 from aethermind.model.hub_files import INDEX, HubName
 
 NAME = HubName("org/demo")
@@ -134,3 +136,43 @@ def test_weights_in_other_formats_are_waited_for(hub_server: HubServer) -> None:
     path = begin_arrival(NAME)
     assert isinstance(path, Path)
     assert (path / "pytorch_model.bin").read_bytes() == b"0"
+
+
+def test_two_models_begin_at_once_and_one_model_begins_once(
+    hub_server: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo = hub_server.repos["org/demo"] = hub_server.repos["org/other"] = sharded()
+    held = [hold(hub_server, repo, shard) for shard in SHARDS]
+    both = Barrier(2, timeout=10)
+
+    def begin_together(name: HubName) -> Download | Path:
+        both.wait()
+        return begin_download(name)
+
+    monkeypatch.setattr("aethermind.model.hub_arrival.begin_download", begin_together)
+    with ThreadPoolExecutor() as pool:
+        names = [NAME, HubName("org/other"), NAME, HubName("org/other")]
+        places = list(pool.map(begin_arrival, names))
+        assert places[:2] == places[2:]
+        assert places[0] != places[1]
+        for event in held:
+            event.set()
+
+
+def test_calls_for_one_model_that_cannot_be_had_all_say_so(
+    hub_server: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = Event()
+
+    def begin_late(name: HubName) -> Download | Path:
+        assert called.wait(10)
+        return begin_download(name)
+
+    monkeypatch.setattr("aethermind.model.hub_arrival.begin_download", begin_late)
+    with ThreadPoolExecutor() as pool:
+        calls = [pool.submit(begin_arrival, NAME) for _ in range(2)]
+        called.set()
+        for call in calls:
+            with pytest.raises(ConfigError, match="org/demo"):
+                call.result()
+    assert not is_any_arriving()

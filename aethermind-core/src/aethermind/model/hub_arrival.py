@@ -27,8 +27,8 @@ __all__ = ["Arrival", "begin_arrival", "is_any_arriving"]
 _SUFFIX = ".safetensors"
 
 _lock = Lock()
-_running: dict[HubName, Arrival] = {}
-"""Arrivals whose thread runs, so that a model that is opened twice is downloaded once."""
+_running: dict[HubName, Future[Arrival | Path]] = {}
+"""Downloads that have begun, so that a model that is opened twice is downloaded once. Guarded by `_lock`."""
 
 
 class Arrival:
@@ -81,18 +81,13 @@ class Arrival:
                 self._download.fetch(last)
                 self._download.finish()
         except BaseException as error:
-            self._end()
+            _forget(self._download.name)
             for future in self._files.values():
                 if not future.done():
                     future.set_exception(error)
         else:
-            self._end()
+            _forget(self._download.name)
             self._files[last].set_result(None)
-
-    def _end(self) -> None:
-        """From now on the model is found in the cache, or its download is tried again."""
-        with _lock:
-            _running.pop(self._download.name, None)
 
 
 def is_any_arriving() -> bool:
@@ -104,20 +99,39 @@ def begin_arrival(name: HubName) -> Arrival | Path:
     """Begin to download a model that is not in the cache, and return when all but its weights is there.
 
     A path if it is there whole: weights in other formats than safetensors are waited for. ConfigError says in one
-    sentence why a model cannot be had.
+    sentence why a model cannot be had. Calls for one model wait for the first of them, and raise what it raises.
     """
     with _lock:
-        if name in _running:
-            return _running[name]
+        running = _running.get(name)
+        if running is None:
+            begun = _running[name] = Future()
+    if running is not None:
+        return running.result()
+    try:
         with explained(name):
-            begun = begin_download(name)
-            if isinstance(begun, Path):
-                return begun
-            begun.fetch_texts()
-            if not _can_arrive(begun.files.chosen.weights):
-                return begun.fetch_weights()
-            _running[name] = Arrival(begun)
-            return _running[name]
+            place = _begin(name)
+    except BaseException as error:
+        _forget(name)
+        begun.set_exception(error)
+        raise
+    if isinstance(place, Path):
+        _forget(name)
+    begun.set_result(place)
+    return place
+
+
+def _begin(name: HubName) -> Arrival | Path:
+    download = begin_download(name)
+    if isinstance(download, Path):
+        return download
+    download.fetch_texts()
+    return Arrival(download) if _can_arrive(download.files.chosen.weights) else download.fetch_weights()
+
+
+def _forget(name: HubName) -> None:
+    """From now on the model is found in the cache, or its download is tried again."""
+    with _lock:
+        _running.pop(name, None)
 
 
 def _can_arrive(weights: Sequence[str]) -> bool:
