@@ -109,9 +109,9 @@ def write_blocks(blocks: StoredBlocks) -> bytes:
     Raises InvalidArgumentError for a tensor whose data does not fit its dtype and shape, for tensors of different
     numbers of blocks, and for a name that the format reserves.
     """
-    if reserved := [name for name in _FIELDS if name in blocks.extra_metadata] + [_METADATA] * (
-        _METADATA in blocks.tensors
-    ):
+    reserved = [name for name in _FIELDS if name in blocks.extra_metadata]
+    reserved += [name for name in blocks.tensors if name == _METADATA or name.startswith(_STATE)]
+    if reserved:
         raise InvalidArgumentError(f"Nothing stored can be called {reserved[0]!r}: the format uses that name itself.")
     entries: dict[str, Any] = {}
     position = 0
