@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +103,9 @@ def test_an_empty_text_has_an_error_of_its_own(http: httpx.Client) -> None:
         assert answer.json()["error"]["code"] is None
 
 
-def test_an_embedding_request_leaves_the_queue_with_its_first_embedding(http: httpx.Client, llm: LLM) -> None:
+@contextmanager
+def held_at_the_second_text(http: httpx.Client, llm: LLM) -> Iterator[Future[httpx.Response]]:
+    """A request for two texts, with the id `mine`, whose second text is held while the context is open."""
     embed, resume, numbers = llm.engine.embed, threading.Event(), itertools.count()
 
     def held(*args: Any, **names: Any) -> Any:
@@ -110,20 +114,34 @@ def test_an_embedding_request_leaves_the_queue_with_its_first_embedding(http: ht
         return embed(*args, **names)
 
     llm.engine.embed = held  # type: ignore[method-assign]
-    asking = threading.Thread(
-        target=http.post, args=("/v1/embeddings",), kwargs={"json": {"model": "demo", "input": TEXTS}}
-    )
+    body, headers = {"model": "demo", "input": TEXTS}, {"X-Request-Id": "mine"}
     try:
-        asking.start()
-        metrics = ""
-        while not ("aethermind_num_open 1.0" in metrics and "aethermind_num_queued 0.0" in metrics):
-            assert asking.is_alive()
-            metrics = http.get("/metrics").text
-        assert "aethermind_num_queued_tokens 0.0" in metrics
+        with ThreadPoolExecutor(1) as threads:
+            asking = threads.submit(http.post, "/v1/embeddings", json=body, headers=headers)
+            metrics = ""
+            while not ("aethermind_num_open 1.0" in metrics and "aethermind_num_queued 0.0" in metrics):
+                assert not asking.done()
+                metrics = http.get("/metrics").text
+            try:
+                yield asking
+            finally:
+                resume.set()
     finally:
-        resume.set()
-        asking.join()
         del llm.engine.embed  # type: ignore[method-assign]
+
+
+def test_an_embedding_request_leaves_the_queue_with_its_first_embedding(http: httpx.Client, llm: LLM) -> None:
+    with held_at_the_second_text(http, llm) as asking:
+        assert "aethermind_num_queued_tokens 0.0" in http.get("/metrics").text
+    assert asking.result().status_code == 200
+
+
+def test_an_embedding_request_is_cancelled_by_its_id(http: httpx.Client, llm: LLM) -> None:
+    with held_at_the_second_text(http, llm) as asking:
+        assert http.delete("/v1/requests/mine").json() == {"id": "mine", "object": "request", "cancelled": True}
+        answer = asking.result()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (499, "request_cancelled")
+    assert http.delete("/v1/requests/mine").status_code == 404
 
 
 def test_the_tokens_of_all_texts_together_are_limited(open_server: Callable[..., httpx.Client]) -> None:

@@ -211,6 +211,8 @@ def test_a_request_is_cancelled_while_its_model_loads(http: httpx.Client) -> Non
     assert chat["choices"][0]["finish_reason"] == "abort"
     response = cancelled_while_loading(http, "/v1/responses", {"input": "Hello"}).json()
     assert (response["status"], response["output"][0]["status"]) == ("cancelled", "incomplete")
+    embeddings = cancelled_while_loading(http, "/v1/embeddings", {"input": list(TEXTS)})
+    assert (embeddings.status_code, embeddings.json()["error"]["code"]) == (499, "request_cancelled")
     assert status_of(http, "slow")["value"] == "loading", "it goes on"
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from aethermind.engine.requests.prompt_reader import EnginePrompt
+    from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt
     from aethermind.server.admission import AdmissionTicket
     from aethermind.server.served_model import ServedModel
 
@@ -54,19 +54,35 @@ class EmbeddingRequest(StrictModel):
 
 
 async def embed(request: Request, body: EmbeddingRequest) -> Response:
-    """Answer an embedding request."""
-    state = request.app.state
+    """Answer an embedding request. ApiError 499 if it is cancelled by its id: no part of its answer is of use."""
+    state, record = request.app.state, request.state.record
     state.models.status(body.model)  # an unknown model is the first error
-    record = request.state.record
     record.user = body.user
     prompts = engine_prompts(body.input, "input", MAX_INPUTS)
+    cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def cancel() -> bool:
+        if not cancelled.done():
+            cancelled.set_result(None)
+        return True
+
+    tenant = request.state.tenant
+    with state.in_flight_requests.registered(
+        record.request_id, tenant.id, cancel, request.state.abort, record.client_id
+    ):
+        answer = await unless_disconnected(request, _answer(request, body, prompts), cancelled)
+    if answer is None and cancelled.done():
+        raise ApiError(CLIENT_CLOSED_REQUEST, "The request was cancelled.", code="request_cancelled")
+    return Response(status_code=CLIENT_CLOSED_REQUEST) if answer is None else JSONResponse(answer)
+
+
+async def _answer(request: Request, body: EmbeddingRequest, prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """The body of the response. A cancellation releases what the request holds: its model, queue and engine."""
+    state, record = request.app.state, request.state.record
     timeout_s = state.limits.request_timeout_s
     async with AsyncExitStack() as resources:
         ticket = resources.enter_context(state.admission.admit(1, request.state.tenant))
-        leased = resources.enter_async_context(state.models.lease(body.model))
-        model = await unless_disconnected(request, leased)
-        if model is None:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        model = await resources.enter_async_context(state.models.lease(body.model))
         tokenized = await model.read_all([TextToEmbed.of(prompt) for prompt in prompts], "input")
         num_tokens = sum(len(prompt.token_ids) for prompt in tokenized)
         record.embedding = EmbeddingRecord(model.name, num_tokens)
@@ -74,16 +90,14 @@ async def embed(request: Request, body: EmbeddingRequest) -> Response:
         ticket.enqueue(num_tokens)
         try:
             async with asyncio.timeout(timeout_s):
-                vectors = await unless_disconnected(request, _embeddings(model, tokenized, body, ticket))
+                vectors = await _embeddings(model, tokenized, body, ticket)
         except TimeoutError:
             raise RequestTimeoutError(f"The embeddings were not finished after {timeout_s:g} seconds.") from None
-    if vectors is None:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
     state.metrics.count_embedding(record.embedding)
     encode = _base64 if body.encoding_format == "base64" else _floats
     data = [{"object": "embedding", "index": i, "embedding": encode(vector)} for i, vector in enumerate(vectors)]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return JSONResponse({"object": "list", "data": data, "model": model.name, "usage": usage})
+    return {"object": "list", "data": data, "model": model.name, "usage": usage}
 
 
 def _check_size(num_tokens: int, num_texts: int, max_tokens: int) -> None:
