@@ -159,9 +159,7 @@ def test_two_models_begin_at_once_and_one_model_begins_once(
             event.set()
 
 
-def test_calls_for_one_model_that_cannot_be_had_all_say_so(
-    hub_server: HubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_for_one_model_that_cannot_be_had_all_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     called = Event()
 
     def begin_late(name: HubName) -> Download | Path:
