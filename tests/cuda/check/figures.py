@@ -78,7 +78,12 @@ MODELS: Mapping[str, Mapping[str, Model]] = {
             traced=(1, 64, 256),
             traced_prompts=(2048,),
         ),
-        "quantized": Model(qwen2_7b.CONFIG, batches=((1, 512, 64), (64, 512, 64), (8, 512, 64)), prompts=(512,)),
+        "quantized": Model(
+            qwen2_7b.CONFIG,
+            batches=((1, 512, 64), (64, 512, 64), (8, 512, 64)),
+            prompts=(512,),
+            traced=(1, 64),
+        ),
     },
     "mixture": {"bfloat16": _MIXTURE, "quantized": replace(_MIXTURE, traced=(1,), traced_prompts=())},
 }

@@ -19,7 +19,7 @@ __all__ = ["reason_against_machine", "sanitizing_steps", "steps"]
 
 _SUITES = Path(testing.__file__).parent / "suites"
 _HARDWARE = "tests/cuda/hardware"
-_WORKERS = 8
+_WORKERS = 12
 _SANITIZER_OPTIONS = ("--error-exitcode=9", "--print-limit=20", "--report-api-errors=no")
 """NVIDIA's bindings ask the driver for calls that it need not have; each answer would count as an error."""
 _SHAPES = {
@@ -72,6 +72,7 @@ def steps(out: Path, *, is_small: bool = False) -> list[Step]:
         recorded("figures fp8", _figures(*small, "fp8"), 60, None, 15),
         recorded("figures mixture", _figures(*small, "mixture"), 50, None, 25),
         recorded("figures mixture int4", _figures(*small, "mixture", "int4"), 50, None, 28),
+        recorded("prefill stream", _stream_figures(*small), 60, None, 30),
         Step("conform: operators", _conform(out, "operators", "-n", str(_WORKERS)), 80, min_s=32),
         Step("conform: hal", _conform(out, "hal"), 30, min_s=5),
         Step("conform: models", _conform(out, "models"), 45, min_s=14),
@@ -136,6 +137,10 @@ def _worker(suite: str, module: str, *arguments: str, patience: float = 25) -> l
 def _figures(*arguments: str) -> list[str]:
     suite = " ".join(["figures", *(word for word in arguments if not word.startswith("-"))])
     return _worker(suite, "tests.cuda.check.figures", *arguments, patience=60)
+
+
+def _stream_figures(*arguments: str) -> list[str]:
+    return _worker("prefill stream", "tests.cuda.check.stream_figures", *arguments, patience=60)
 
 
 def _pytest(*arguments: str) -> list[str]:

@@ -17,7 +17,7 @@ from aethermind.cli.settings import DeviceOptions
 if TYPE_CHECKING:
     from aethermind.engine.engine import Engine
 
-__all__ = ["EXAMPLES", "MixedLoad", "prefill_stream"]
+__all__ = ["EXAMPLES", "MixedLoad", "compare_streams", "prefill_stream"]
 
 EXAMPLES = console.examples(
     "aethermind bench prefill-stream --device sim --dtype float32 --requests 4 --batch 2 --prompt-tokens 24 "
@@ -63,14 +63,7 @@ def prefill_stream(
         enable_prefix_caching=False,
         prefill_stream=True,
     ) as llm:
-        engine = llm.engine
-        load = MixedLoad(requests, batch, prompt_tokens, output_tokens, engine.compiled.model.config.vocab_size)
-        runs: dict[bool, list[_Run]] = defaultdict(list)
-        for round_index in range(repeat + 1):  # the first round is the warm-up
-            for overlaps in (False, True) if round_index % 2 else (True, False):
-                run = load.run(engine, overlaps=overlaps)
-                if round_index:
-                    runs[overlaps].append(run)
+        load = MixedLoad(requests, batch, prompt_tokens, output_tokens, llm.engine.compiled.model.config.vocab_size)
         report = {
             "model": llm.info.model,
             "device": llm.info.device,
@@ -80,9 +73,7 @@ def prefill_stream(
             "prompt_tokens": prompt_tokens,
             "output_tokens": output_tokens,
             "repeat": repeat,
-            "one_stream": _summary(runs[False]),
-            "two_streams": _summary(runs[True]),
-            "same_tokens": all(run.token_ids == runs[False][0].token_ids for run in runs[False] + runs[True]),
+            **compare_streams(llm.engine, load, repeat),
         }
     if as_json:
         console.print_json(report)
@@ -139,6 +130,24 @@ class MixedLoad:
                     run.token_ids[request_id] = output.outputs[0].token_ids
         run.seconds = time.perf_counter() - started
         return run
+
+
+def compare_streams(engine: Engine, load: MixedLoad, repeat: int) -> dict[str, Any]:
+    """Run a load with one stream and with two, alternately: medians, and whether all runs gave the same tokens.
+
+    The engine has the option `prefill_stream`.
+    """
+    runs: dict[bool, list[_Run]] = defaultdict(list)
+    for round_index in range(repeat + 1):  # the first round is the warm-up
+        for overlaps in (False, True) if round_index % 2 else (True, False):
+            run = load.run(engine, overlaps=overlaps)
+            if round_index:
+                runs[overlaps].append(run)
+    return {
+        "one_stream": _summary(runs[False]),
+        "two_streams": _summary(runs[True]),
+        "same_tokens": all(run.token_ids == runs[False][0].token_ids for run in runs[False] + runs[True]),
+    }
 
 
 def _summary(runs: list[_Run]) -> dict[str, float]:
