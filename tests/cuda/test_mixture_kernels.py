@@ -109,7 +109,7 @@ def test_many_pairs_by_wgmma(
     assert launched(opened, f"moe_gate_up_silu_wgmma_{dtype}", f"moe_linear_wgmma_{dtype}")
 
 
-@pytest.mark.parametrize("format", ["int4", "int8_g128"])
+@pytest.mark.parametrize("format", ["int4", "int8_g128", "mxfp4"])
 def test_quantised_experts_are_dequantised_some_at_a_time(
     opened: OpenDevice, monkeypatch: pytest.MonkeyPatch, format: str
 ) -> None:
@@ -133,7 +133,8 @@ def test_quantised_experts_are_dequantised_some_at_a_time(
         sample = Sample("dequantised", inputs, {"num_experts": num_experts})
         case = KernelCase(operator, kernel, DType.BFLOAT16, sample, RUNTIME.weight_formats.get(format))
         check_kernel(case, RUNTIME.operators, opened)
-    assert launched(opened, f"dequantize_weight_{format[:4]}_bfloat16", "moe_gate_up_silu_wgmma_bfloat16")
+    codes = format.removesuffix("_g128")
+    assert launched(opened, f"dequantize_weight_{codes}_bfloat16", "moe_gate_up_silu_wgmma_bfloat16")
 
 
 def launched(opened: OpenDevice, *kernels: str) -> bool:

@@ -14,11 +14,11 @@ from aethermind.hal.memory import align_up
 from aethermind.ops.weight_format import FP8, MXFP4, WeightFormat
 from aethermind_cuda.kernels._common import div_up
 from aethermind_cuda.kernels._dequantize import dequantize_weight
-from aethermind_cuda.kernels._expert_products import ExpertProduct, expert_call, sorted_pairs
+from aethermind_cuda.kernels._expert_products import ExpertProduct, codes_of, expert_call, sorted_pairs
 from aethermind_cuda.launch import DeviceArray, DeviceFacts, Launch
 from aethermind_cuda.quantized_weights import QuantizedLayout
 
-__all__ = ["dequantized_expert_bytes", "is_dequantized", "takes_wgmma", "wgmma_expert_products"]
+__all__ = ["dequantized_expert_bytes", "is_rounded", "takes_wgmma", "wgmma_expert_products"]
 
 _CAPABILITY = 9, 0
 _MIN_PAIRS_PER_EXPERT = 3
@@ -49,9 +49,14 @@ class _ExpertRange(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in ("first", "count")]
 
 
-def is_dequantized(format: WeightFormat) -> bool:
-    """Whether weights in a format may be dequantised, which rounds them to the dtype of the inputs."""
+def is_rounded(format: WeightFormat) -> bool:
+    """Whether weights in a format may be dequantised and so rounded to the dtype of the inputs."""
     return format not in (FP8, MXFP4)
+
+
+def _is_dequantized(format: WeightFormat, dtype: DType) -> bool:
+    """Whether weights are dequantised to a dtype: those in mxfp4 to bfloat16 alone, which holds them exactly."""
+    return is_rounded(format) or (format == MXFP4 and dtype is DType.BFLOAT16)
 
 
 def takes_wgmma(
@@ -67,7 +72,7 @@ def takes_wgmma(
     per_expert = _MIN_PAIRS_PER_EXPERT if format is None else _MIN_PAIRS_PER_QUANTIZED_EXPERT
     return (
         device.compute_capability == _CAPABILITY
-        and (format is None or is_dequantized(format))
+        and (format is None or _is_dequantized(format, x.dtype))
         and x.dtype is not DType.FLOAT32
         and ids.size > num_experts * per_expert
         and x.shape[-1] > 0
@@ -116,7 +121,7 @@ def wgmma_expert_products(
             rows = count * num_outputs, num_inputs
             floats = [DeviceArray(workspace + i * weight_bytes, x.dtype, rows) for i in range(len(products))]
             for product, part in zip(products, floats, strict=True):
-                yield dequantize_weight(f"int{format.bits}", shape, part, product.weight, first * num_outputs, scales)
+                yield dequantize_weight(codes_of(format), shape, part, product.weight, first * num_outputs, scales)
             parts = [product._replace(weight=part) for product, part in zip(products, floats, strict=True)]
         else:
             parts = list(products)

@@ -23,7 +23,7 @@ from aethermind_cuda.kernels._expert_products import (
 )
 from aethermind_cuda.kernels._expert_wgmma import (
     dequantized_expert_bytes,
-    is_dequantized,
+    is_rounded,
     takes_wgmma,
     wgmma_expert_products,
 )
@@ -173,7 +173,7 @@ def _kernels(operator: str, format: WeightFormat | None) -> Iterator[Kernel]:
         shared["weight_formats"] = frozenset({format.name})
     name = "cuda" if format is None else f"cuda/{codes_of(format)}"
     invariant_name = "cuda/batch_invariant" if format is None else f"{name}_batch_invariant"
-    rounds_weights = format is not None and is_dequantized(format)
+    rounds_weights = format is not None and is_rounded(format)
     yield cuda_kernel(
         operator, launches(format, False), name=name, is_batch_invariant=False, rounds_weights=rounds_weights, **shared
     )
