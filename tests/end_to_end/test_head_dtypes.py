@@ -22,7 +22,7 @@ from aethermind.engine.loading.loader import compile_model
 from aethermind.engine.loading.memory_estimate import MemoryPlanner
 from aethermind.engine.loading.model_graph import GraphKind
 from aethermind.engine.text_pass import run_text, text_logits
-from aethermind.errors import InvalidArgumentError
+from aethermind.errors import CheckpointError, InvalidArgumentError
 from aethermind.testing.families import ModelCase
 from aethermind.testing.families.transformers_reference import TransformersReference
 
@@ -100,6 +100,29 @@ def test_embeddings_are_rounded_to_their_dtype(directories: Directories, runtime
             logits.append(text_logits(llm.engine, TEXT))
         tensors[EMBEDDINGS] = tensors[EMBEDDINGS].bfloat16().float()
     np.testing.assert_array_equal(*logits)
+
+
+@pytest.mark.parametrize(
+    ("case", "factor"), [(UNTIED, 1.0), (GEMMA, 8.0)], ids=lambda value: getattr(value, "name", "")
+)
+def test_embeddings_beyond_float16_are_refused_where_they_become_activations(
+    directories: Directories, runtime: Runtime, tmp_path: Path, case: ModelCase, factor: float
+) -> None:
+    """Gemma multiplies embeddings by the root of its width, 8."""
+    shutil.copytree(directories(case), tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    for largest, is_refused in ((65280.0, False), (66048.0, True)):
+        tensors[EMBEDDINGS][3, 5] = -largest / factor
+        safetensors.torch.save_file(tensors, file)
+        options: dict[str, Any] = {"dtype": "float16", "embedding_dtype": "float32", "lm_head_dtype": "float32"}
+        if not is_refused:
+            opened(tmp_path / "model", runtime, **options).close()
+            continue
+        with pytest.raises(CheckpointError, match=f"{EMBEDDINGS}.* are up to 6.605e.04, beyond float16") as caught:
+            opened(tmp_path / "model", runtime, **options)
+        assert "\n" not in str(caught.value)
+    opened(tmp_path / "model", runtime, dtype="bfloat16", embedding_dtype="float32").close()
 
 
 @pytest.mark.parametrize(

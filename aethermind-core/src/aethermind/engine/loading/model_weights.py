@@ -10,7 +10,7 @@ from aethermind.checkpoint.remapped import AdaptedTensors, TensorSlice
 from aethermind.engine.loading.compiled_model import CompiledModel
 from aethermind.engine.loading.tensor_parallel import PartialTensors
 from aethermind.engine.weight_cache import WeightCache
-from aethermind.errors import CheckpointError
+from aethermind.errors import CheckpointError, InvalidArgumentError
 from aethermind.graph.builder import stored_name
 from aethermind.graph.constants import ConstantStore, has_codes_of
 from aethermind.hal.dtype import DType
@@ -20,6 +20,7 @@ from aethermind.ops.schema import TensorType
 
 if TYPE_CHECKING:
     from aethermind.checkpoint.source import StoredTensors, TensorInfo, TensorSource
+    from aethermind.graph.ir import Value
     from aethermind.hal.tensor import Tensor
     from aethermind.model.architecture import CausalLM, TextEncoder
     from aethermind.model.source import ModelSource
@@ -69,10 +70,13 @@ class _Parameters:
         self._checkpoint = None if compiled.config.load_format == "dummy" else compiled.source.weights()
         self._stored = open_weights(compiled, self._checkpoint)
         self._dequantized: dict[DType, TensorSource] = {}
+        self._scales_before_cast = _scales_before_cast(compiled)
 
     def read(self, name: str, format: WeightFormat | None) -> Any:
         """Return a parameter for a constant in `format`, None for a dense one: quantised if its codes are of that
         format, else as its values, which are rounded once.
+
+        InvalidArgumentError for embeddings that the dtype of activations cannot represent.
         """
         if name in self._computed:
             return self._computed[name]
@@ -82,7 +86,10 @@ class _Parameters:
         name = name if name in self._parts else stored_name(name)
         if format is not None and stored is not None and has_codes_of(stored, format):
             return self._stored.array(name)
-        return self._values(dtype if format is None else DType.FLOAT32).array(name)
+        values = self._values(dtype if format is None else DType.FLOAT32).array(name)
+        if whole in self._scales_before_cast:
+            _check_castable(values, self._scales_before_cast[whole], self._compiled.dtype)
+        return values
 
     def _values(self, dtype: DType) -> TensorSource:
         """The checkpoint with the values of quantised tensors in `dtype`."""
@@ -93,6 +100,41 @@ class _Parameters:
             found: TensorSource = _in_names_of(dequantized(self._checkpoint, dtype.numpy), model, types)
             self._dequantized[dtype] = PartialTensors(found, self._parts) if self._parts else found
         return self._dequantized[dtype]
+
+
+def _scales_before_cast(compiled: CompiledModel) -> dict[str, float]:
+    """The embedding tables whose rows are cast to a dtype of smaller range, with the factor that scales them before."""
+    if compiled.dtype is not DType.FLOAT16 or compiled.embedding_dtype in (None, DType.FLOAT16):
+        return {}
+    factors: dict[Value, tuple[str, float]] = {}
+    found = {}
+    for node in compiled.graphs.build().finish().nodes:
+        source = node.inputs[0]
+        if node.operator == "embedding" and (table := node.inputs[1]) is not None:
+            factors[node.outputs[0]] = table.name, 1.0
+        elif source in factors and node.operator == "scale":
+            name, factor = factors[source]
+            factors[node.outputs[0]] = name, factor * float(str(node.attributes["factor"]))
+        elif source in factors and node.operator == "cast":
+            name, found[name] = factors[source]
+    return found
+
+
+def _check_castable(table: Any, factor: float, dtype: DType) -> None:
+    """InvalidArgumentError if scaled values of a table [rows, width] are beyond `dtype`."""
+    import numpy as np
+
+    num_rows = max(1, _PIECE_BYTES // max(1, table[:1].nbytes))
+    pieces = (table[begin : begin + num_rows].astype(np.float32) for begin in range(0, len(table), num_rows))
+    largest = factor * max((float(np.abs(piece).max(initial=0)) for piece in pieces), default=0.0)
+    with np.errstate(over="ignore"):
+        is_castable = np.isfinite(np.asarray(largest).astype(dtype.numpy))
+    if not is_castable:
+        scaled = "" if factor == 1 else f" times {factor:g}"
+        raise InvalidArgumentError(
+            f"Its values{scaled} are up to {largest:.4g}, beyond {dtype}, to which looked-up embeddings are cast; pass "
+            "bfloat16 or float32 as dtype."
+        )
 
 
 def open_constants(compiled: CompiledModel, shared: Mapping[str, Tensor] | None = None) -> ConstantStore:
