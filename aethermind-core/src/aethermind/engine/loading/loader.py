@@ -207,23 +207,34 @@ def _read_adapters(
     return Adapters.with_slots(paths, graph, operators, dtype, remapped, **slots)
 
 
+_MAX_RECOMPILATIONS = 3
+_GROWTH_BYTES = 512 << 10
+"""Bytes that are left free for what the process grows by while a small model is compiled again."""
+_CHECK_BYTES = 64 << 10
+"""Bytes that are left free for what it grows by until `check_memory`."""
+
+
 def _within_memory(runtime: Runtime, compiled: CompiledModel) -> CompiledModel:
     """Lower a default number of KV blocks to what fits into memory.
 
     If not even one sequence of the requested length fits, the number is not lowered, and `check_memory` refuses the
-    model.
+    model. The process grows while a model is compiled again, so the number may have to be lowered once more.
     """
     spec, config = compiled.cache_spec, compiled.config
-    if config.num_kv_blocks is not None or not spec.has_attention or compiled.is_encoder:
-        return compiled
     limit = memory_limit(compiled)
-    num_blocks = compiled.num_kv_blocks if limit is None else MemoryPlanner(compiled).num_fitting_blocks(limit)
+    if limit is None or config.num_kv_blocks is not None or not spec.has_attention or compiled.is_encoder:
+        return compiled
     min_blocks = spec.num_blocks_for(1 if config.max_model_len is None else compiled.max_model_len)
-    return (
-        _with_num_blocks(runtime, compiled, num_blocks)
-        if min_blocks <= num_blocks < compiled.num_kv_blocks
-        else compiled
-    )
+    for _ in range(_MAX_RECOMPILATIONS):
+        planner = MemoryPlanner(compiled)
+        if planner.estimate().device_bytes <= limit - _CHECK_BYTES:
+            break
+        counts = (planner.num_fitting_blocks(limit - free) for free in (_GROWTH_BYTES, 0))
+        num_blocks = next((count for count in counts if count >= min_blocks), 0)
+        if not 0 < num_blocks < compiled.num_kv_blocks:
+            break
+        compiled = _with_num_blocks(runtime, compiled, num_blocks)
+    return compiled
 
 
 def _with_num_blocks(runtime: Runtime, compiled: CompiledModel, num_blocks: int) -> CompiledModel:

@@ -51,10 +51,12 @@ def check_memory(runtime: Runtime, model: str | Path, compiled: CompiledModel, c
 def fitting_options(
     runtime: Runtime, model: str | Path, compiled: CompiledModel, config: EngineConfig, limit: int
 ) -> list[str]:
-    """Return options, each of which lets a model fit into `limit` bytes: the largest context, the largest batch, and
-    weight formats.
+    """Return options, each of which lets a model fit into `limit` bytes: the largest context, the largest batch, the
+    number of KV blocks if one was given, and weight formats.
     """
     planner, found = MemoryPlanner(compiled), []
+    if config.num_kv_blocks is not None and (num_blocks := planner.num_fitting_blocks(limit)):
+        found.append(f"--num-kv-blocks {num_blocks}")
     if not compiled.is_encoder and 0 < (context := planner.largest_context(limit)) < compiled.max_model_len:
         found.append(f"--max-model-len {context}")
     if not compiled.is_encoder and 0 < (batch := planner.largest_batch(limit)) < config.max_num_seqs:

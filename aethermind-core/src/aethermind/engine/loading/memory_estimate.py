@@ -79,7 +79,7 @@ class MemoryPlanner:
     def __init__(self, compiled: CompiledModel, resident: int | None = None) -> None:
         """`resident` is the memory of the process before the model is loaded; None measures it."""
         self._compiled = compiled
-        self._resident = (resident_bytes() or 0) if resident is None else resident
+        self._given_resident = resident
         self._draft = None if compiled.draft is None else MemoryPlanner(compiled.draft, 0)
         self._arenas: dict[tuple[int, ...], int] = {}
 
@@ -189,6 +189,14 @@ class MemoryPlanner:
             cache * of_blocks // max(1, whole),
             states * (sum(bytes_of.values()) - of_blocks) // max(1, whole_states),
         )
+
+    @cached_property
+    def _resident(self) -> int:
+        """The memory of the process, measured once what planning itself imports and reads is part of it."""
+        if self._given_resident is not None:
+            return self._given_resident
+        _ = (self._weights, self._tokenizer, self._draft and self._draft._weights)
+        return resident_bytes() or 0
 
     @cached_property
     def _weights(self) -> _WeightBytes:
