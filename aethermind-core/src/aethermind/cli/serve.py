@@ -15,7 +15,7 @@ import typer
 from aethermind import env, log
 from aethermind.cli import console, options
 from aethermind.cli.flags import with_settings
-from aethermind.cli.served_models import listed_models, model_pool
+from aethermind.cli.served_models import arriving_models, listed_models, model_pool
 from aethermind.cli.settings import (
     AccessOptions,
     ExecutionOptions,
@@ -29,7 +29,7 @@ from aethermind.cli.settings import (
 )
 from aethermind.errors import InvalidArgumentError, SettingsError
 from aethermind.first_party import pip_install_command
-from aethermind.model.hub_files import HubName
+from aethermind.model.hub import is_missing
 
 if TYPE_CHECKING:
     from aethermind.engine.process import EngineProcess
@@ -98,7 +98,10 @@ def serve(
     if shared := sorted(paths.keys() & named_adapters(model_options.adapters or {}).keys()):
         raise InvalidArgumentError(f"A model and an adapter are both called {shared[0]!r}; write --adapter NAME=PATH.")
     groups = (model_options, served, execution)
-    _download_missing(paths.values())
+    missing = [name for name, path in paths.items() if is_missing(path)]
+    arrives = bool(missing) and process.engine == "process" and not pool.is_on_demand
+    if missing and not arrives:
+        _download([paths[name] for name in missing])
     with ExitStack() as stack:
         listening = stack.enter_context(server.bind(access.host, access.port))
         models: Mapping[str, LLM | EngineProcess] | server.ModelPool
@@ -106,6 +109,8 @@ def serve(
         if pool.is_on_demand:
             models = model_pool(listed, as_arguments(*groups), pool, process, template)
             names = list(models.names)
+        elif arrives:
+            models = arriving_models(paths, as_arguments(*groups), process, template)
         else:
             models = {name: _open_engine(path, groups, process, stack) for name, path in paths.items()}
         tracing = None
@@ -123,19 +128,19 @@ def serve(
                 strict_requests=access.strict_requests,
                 admin_key=access.admin_key,
                 chat_template=template,
+                on_listening=partial(_on_listening, missing, *listening.getsockname()[:2]),
                 on_ready=partial(_on_ready, names, *listening.getsockname()[:2]),
             )
         )
 
 
-def _download_missing(models: Iterable[str]) -> None:
+def _download(models: Iterable[str]) -> None:
     """Download models of the Hugging Face Hub here, where Ctrl-C interrupts it; engines then find them in the cache."""
-    if named := [model for model in models if HubName.parse(model) is not None]:
-        from aethermind.runtime import Runtime
+    from aethermind.runtime import Runtime
 
-        registry = Runtime.boot().models
-        for model in named:
-            registry.locate(model)
+    registry = Runtime.boot().models
+    for model in models:
+        registry.locate(model)
 
 
 def _open_engine(path: str, groups: Sequence[Any], process: ProcessOptions, stack: ExitStack) -> LLM | EngineProcess:
@@ -152,11 +157,20 @@ def _open_engine(path: str, groups: Sequence[Any], process: ProcessOptions, stac
     return EngineProcess(path, config, policy=policy, on_progress=progress)
 
 
+def _on_listening(missing: Sequence[str], host: str, port: int) -> None:
+    with suppress(OSError):
+        named = ", ".join(missing[:_NUM_SHOWN])
+        print(f"Listening at {_address(host, port)} while {named} is downloaded (Ctrl-C stops)", file=sys.stderr)
+
+
+def _address(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def _on_ready(models: Sequence[str], host: str, port: int) -> None:
     """Print the address, and prepare garbage collector and logging for serving."""
     _tune_garbage_collector()
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{port}"
+    address = _address(host, port)
     with suppress(OSError):  # serving does not depend on stderr
         named = ", ".join(models[:_NUM_SHOWN])
         more = f" and {len(models) - _NUM_SHOWN} more models" if len(models) > _NUM_SHOWN else ""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from aethermind.server.served_model import ServedModel
     from aethermind.text.chat_templates import ChosenTemplate
 
-__all__ = ["ListedModel", "listed_models", "model_pool", "named_models"]
+__all__ = ["ListedModel", "arriving_models", "listed_models", "model_pool", "named_models"]
 
 _log = get_logger(__name__)
 
@@ -237,6 +237,37 @@ def model_pool(
         load_timeout_s=pool.model_load_timeout,
         background=standby,
     )
+
+
+def arriving_models(
+    models: Mapping[str, str],
+    engine_options: Mapping[str, Any],
+    process: ProcessOptions,
+    chat_template: ChosenTemplate | None,
+) -> ModelPool:
+    """Return a pool of models, by name, that the server loads while it listens, and never unloads.
+
+    Their engine processes download those that are not in the cache.
+    """
+    from aethermind.engine.process import RestartPolicy
+    from aethermind.runtime import Runtime
+    from aethermind.server.model_pool import ModelPool
+    from aethermind.server.pool_entry import ModelSource, engine_process
+
+    runtime, config = Runtime.boot(), EngineConfig(**engine_options)
+    policy = RestartPolicy(process.max_restarts, stall_timeout_s=process.engine_step_timeout)
+    options: dict[str, Any] = {"policy": policy, "runtime": runtime, "chat_template": chat_template}
+    sources = [
+        ModelSource(
+            name,
+            engine_process(name, path, config, **options),
+            adapters=tuple(config.adapters or ()),
+            loads_at_start=True,
+            is_pinned=True,
+        )
+        for name, path in models.items()
+    ]
+    return ModelPool(sources, loads_while_listening=True)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from aethermind.server.admission import AdmissionController, Limits
 from aethermind.server.cancellation import InFlightRequests
 from aethermind.server.cancellation import router as request_routes
 from aethermind.server.management import router as management_routes
-from aethermind.server.model_pool import ModelPool
+from aethermind.server.model_pool import ModelPool, is_loading
 from aethermind.server.observation import Metrics, Observer
 from aethermind.server.openai.errors import ENGINE_DEAD_RETRY_S, ApiError, draining, install_error_handlers
 from aethermind.server.openai.routes import DirectDispatch
@@ -126,10 +126,12 @@ def _add_probes(app: FastAPI) -> None:
 
     @app.get("/ready")
     async def ready() -> Response:
-        """Readiness: 503 while the server stops, or while an engine is down that always runs."""
+        """Readiness: 503 while the server stops, or while an engine is down or being loaded that always runs."""
         state = app.state
         if state.admission.is_draining:
             raise draining()
+        if (loading := state.models.loading) is not None:
+            raise is_loading(loading)
         if (failure := state.models.failure) is not None:
             raise ApiError(503, failure, code="engine_dead", retry_after_s=ENGINE_DEAD_RETRY_S)
         return Response(status_code=200)

@@ -6,6 +6,8 @@ loaded wait in a queue, in order of arrival, so that none starves:
     unloaded ── first request ──► loading ──► loaded ── idle, and evicted or past its TTL ──► unloading ──► unloaded
                                      └─ error ──► failed ── request after a back-off ──► loading
 
+A server may also load models while it listens, which are never unloaded; requests do not wait for these.
+
 A model that does not fit within the limits of the pool evicts the least recently used idle model. If none is idle for
 `DRAIN_AFTER_S`, the model that was loaded first is drained: new requests for it wait in the queue, too.
 """
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from aethermind.server.pool_entry import ProgressCallback
     from aethermind.server.served_model import ServedModel
 
-__all__ = ["DRAIN_AFTER_S", "ModelPool", "ModelState", "ModelStatus"]
+__all__ = ["DRAIN_AFTER_S", "ModelPool", "ModelState", "ModelStatus", "is_loading"]
 
 DRAIN_AFTER_S = 1.0
 """Seconds for which a request waits for an idle model to be evicted before a busy one is drained."""
@@ -41,14 +43,17 @@ FIRST_BACKOFF_S = 1.0
 
 MAX_BACKOFF_S = 60.0
 
+_LOADING_RETRY_S = 5
+"""`Retry-After` of requests for a model that is loaded while the server listens."""
+
 _log = get_logger(__name__)
 
 
 class ModelPool:
     """Named models, of which at most `max_loaded` are loaded at once, and at most `max_bytes` of memory.
 
-    For the tasks of one event loop: `async with pool` loads the models that load at start, and unloads all at the end.
-    Mutable.
+    For the tasks of one event loop: `async with pool` loads the models that load at start, unless the server calls
+    `load_at_start` while it listens, and unloads all at the end. Mutable.
     """
 
     def __init__(
@@ -59,9 +64,10 @@ class ModelPool:
         max_bytes: int | None = None,
         load_timeout_s: float = 600.0,
         background: AbstractAsyncContextManager[Any] | None = None,
+        loads_while_listening: bool = False,
     ) -> None:
         """A request waits for its model for `load_timeout_s` seconds at most. `background` is a context that is open
-        while the pool is open.
+        while the pool is open. `loads_while_listening` leaves `load_at_start` to the server.
 
         InvalidArgumentError if two models or adapters have the same name, or if more models load at start than may be
         loaded.
@@ -78,6 +84,7 @@ class ModelPool:
         self._max_bytes = max_bytes
         self._load_timeout_s = load_timeout_s
         self._background = background
+        self.loads_while_listening = loads_while_listening
         self._queue: deque[PoolEntry] = deque()
         self._draining: PoolEntry | None = None
         self._drain_timer: asyncio.TimerHandle | None = None
@@ -111,13 +118,11 @@ class ModelPool:
         self._owners[name] = entry
 
     async def __aenter__(self) -> ModelPool:
-        """Load the models that load at start, one after the other. Raises the errors of loading a model."""
         try:
             if self._background is not None:
                 await self._resources.enter_async_context(self._background)
-            for entry in self._entries.values():
-                if entry.source.loads_at_start:
-                    await self._open(entry)
+            if not self.loads_while_listening:
+                await self.load_at_start()
         except BaseException:
             await self.close()
             raise
@@ -125,6 +130,12 @@ class ModelPool:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    async def load_at_start(self) -> None:
+        """Load the models that load at start, one after the other. Raises the errors of loading a model."""
+        for entry in self._entries.values():
+            if entry.source.loads_at_start:
+                await self._open(entry)
 
     # -- status -------------------------------------------------------------------------------------------------------
 
@@ -147,6 +158,11 @@ class ModelPool:
                 if failure is not None:
                     return f"{entry.name}: {failure}"
         return None
+
+    @property
+    def loading(self) -> ModelStatus | None:
+        """The first of the models that always run that is not loaded yet; None once all are."""
+        return next((entry.status() for entry in self._entries.values() if entry.is_starting), None)
 
     def statuses(self) -> Iterator[ModelStatus]:
         """The status of each model."""
@@ -273,6 +289,8 @@ class ModelPool:
         """Wait until a model is loaded, and count a lease."""
         if self._is_closed:
             raise draining()
+        if entry.is_starting:
+            raise is_loading(entry.status())
         if entry.has_failed_engine and entry.unloaded is None:
             self._unload_failed(entry)
         now = asyncio.get_running_loop().time()
@@ -562,6 +580,17 @@ def _reason_of(error: Exception) -> str:
         return str(error)
     _log.error("a model could not be loaded", exc_info=error)
     return describe_exception(error)
+
+
+def is_loading(status: ModelStatus) -> ApiError:
+    """The error of requests for a model that is loaded while the server listens."""
+    done = "" if status.progress is None else f" ({status.progress:.0%})"
+    return ApiError(
+        503,
+        f"The model {status.name} is being loaded{done}. Try again later.",
+        code="model_loading",
+        retry_after_s=_LOADING_RETRY_S,
+    )
 
 
 def _load_failed(entry: PoolEntry, now: float) -> ApiError:

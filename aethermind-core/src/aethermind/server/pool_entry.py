@@ -51,7 +51,7 @@ class ModelSource:
             it. Raises the errors of loading a model.
         ttl_s: seconds without a request after which it is unloaded; None for never.
         loads_at_start: whether the server loads it before it accepts requests.
-        is_pinned: whether it is never unloaded while the server runs.
+        is_pinned: whether it is never unloaded while the server runs. No request loads it.
     """
 
     name: str
@@ -242,6 +242,11 @@ class PoolEntry:
     def is_evictable(self) -> bool:
         """Whether it is loaded and may be unloaded."""
         return self.state is ModelState.LOADED and not self.source.is_pinned
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether it is one that always runs, and is not loaded yet."""
+        return self.source.is_pinned and self.state in (ModelState.UNLOADED, ModelState.LOADING)
 
     @property
     def is_idle(self) -> bool:

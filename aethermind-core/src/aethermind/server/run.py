@@ -68,19 +68,34 @@ async def serve(
     *,
     limits: Limits,
     chat_template: ChosenTemplate | None = None,
+    on_listening: Callable[[], None] = lambda: None,
     on_ready: Callable[[], None] = lambda: None,
     **options: Unpack[AppOptions],
 ) -> None:
     """Start the models' engines and serve them under their names until SIGINT or SIGTERM; a pool loads them on demand.
 
-    Requests in flight are finished first, unless a second signal comes. `options` are those of `create_app`. Raises the
-    errors of loading a model.
+    Requests in flight are finished first, unless a second signal comes. `options` are those of `create_app`.
+    `on_listening` is called before the models of a pool are loaded that loads while the server listens, `on_ready` when
+    all are loaded that load at start. Raises the errors of loading a model.
     """
     async with running(models, listening, limits=limits, chat_template=chat_template, **options) as app:
-        with _stop_signals() as stop_signals:
+        pool: ModelPool = app.state.models
+
+        async def load() -> None:
+            if pool.loads_while_listening:
+                on_listening()
+                await pool.load_at_start()
             on_ready()
-            await _drain(stop_signals, app.state.admission, limits.drain_timeout_s)
+
+        with _stop_signals() as stop_signals:
+            loading = asyncio.create_task(load())
+            drained = asyncio.create_task(_drain(stop_signals, app.state.admission, limits.drain_timeout_s))
+            drained.add_done_callback(lambda _: loading.cancel())
+            await asyncio.wait({loading, drained}, return_when=asyncio.FIRST_EXCEPTION)
+            drained.cancel()
         await fail_unfinished(app)
+    if not loading.cancelled():
+        loading.result()  # here, because `running` would raise it in a group of exceptions
 
 
 @asynccontextmanager

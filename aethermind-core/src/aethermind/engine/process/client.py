@@ -25,6 +25,7 @@ from aethermind.engine.process.supervisor import LaunchProcess, RestartPolicy, S
 from aethermind.engine.requests.prompt_reader import PromptReader
 from aethermind.engine.serving.engine_client import EngineClient
 from aethermind.errors import EngineDeadError
+from aethermind.model.hub import is_missing
 from aethermind.plugins.compatibility import deprecated
 from aethermind.runtime import Runtime
 from aethermind.text.answer_parser import AnswerFormat
@@ -95,7 +96,12 @@ class EngineProcess(EngineClient):
 
     async def __aenter__(self) -> EngineProcess:
         try:
-            _, self._frontend = await asyncio.gather(self._supervisor.start(), asyncio.to_thread(self._open_frontend))
+            start = self._supervisor.start()
+            if is_missing(self._model):  # the process downloads it, and this one finds it in the cache
+                await start
+                self._frontend = await asyncio.to_thread(self._open_frontend)
+            else:
+                _, self._frontend = await asyncio.gather(start, asyncio.to_thread(self._open_frontend))
         except BaseException:
             await self.close()
             raise
