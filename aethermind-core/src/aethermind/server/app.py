@@ -14,13 +14,14 @@ from aethermind.server.admission import AdmissionController, Limits
 from aethermind.server.cancellation import InFlightRequests
 from aethermind.server.cancellation import router as request_routes
 from aethermind.server.management import router as management_routes
-from aethermind.server.model_pool import ModelPool, is_loading
+from aethermind.server.model_pool import ModelPool
 from aethermind.server.observation import Metrics, Observer
 from aethermind.server.openai.errors import ENGINE_DEAD_RETRY_S, ApiError, draining, install_error_handlers
 from aethermind.server.openai.routes import DirectDispatch
 from aethermind.server.openai.routes import router as openai_routes
 from aethermind.server.openai.tokens import router as token_routes
 from aethermind.server.openai.unknown_fields import IgnoredFields
+from aethermind.server.pool_entry import is_loading
 from aethermind.server.web_ui import router as web_ui_routes
 
 if TYPE_CHECKING:

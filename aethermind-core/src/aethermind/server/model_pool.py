@@ -27,13 +27,13 @@ from aethermind.errors import AetherMindError, InvalidArgumentError, describe_ex
 from aethermind.log import get_logger
 from aethermind.server.access import LOAD_ADAPTER
 from aethermind.server.openai.errors import ApiError, draining
-from aethermind.server.pool_entry import ModelSource, ModelState, ModelStatus, PoolEntry
+from aethermind.server.pool_entry import ModelSource, ModelState, ModelStatus, PoolEntry, is_loading
 
 if TYPE_CHECKING:
     from aethermind.server.pool_entry import ProgressCallback
     from aethermind.server.served_model import ServedModel
 
-__all__ = ["DRAIN_AFTER_S", "ModelPool", "ModelState", "ModelStatus", "is_loading"]
+__all__ = ["DRAIN_AFTER_S", "ModelPool", "ModelState", "ModelStatus"]
 
 DRAIN_AFTER_S = 1.0
 """Seconds for which a request waits for an idle model to be evicted before a busy one is drained."""
@@ -42,9 +42,6 @@ FIRST_BACKOFF_S = 1.0
 """Seconds until a model that could not be loaded is tried again. They double with each failure in a row."""
 
 MAX_BACKOFF_S = 60.0
-
-_LOADING_RETRY_S = 5
-"""`Retry-After` of requests for a model that is loaded while the server listens."""
 
 _log = get_logger(__name__)
 
@@ -580,17 +577,6 @@ def _reason_of(error: Exception) -> str:
         return str(error)
     _log.error("a model could not be loaded", exc_info=error)
     return describe_exception(error)
-
-
-def is_loading(status: ModelStatus) -> ApiError:
-    """The error of requests for a model that is loaded while the server listens."""
-    done = "" if status.progress is None else f" ({status.progress:.0%})"
-    return ApiError(
-        503,
-        f"The model {status.name} is being loaded{done}. Try again later.",
-        code="model_loading",
-        retry_after_s=_LOADING_RETRY_S,
-    )
 
 
 def _load_failed(entry: PoolEntry, now: float) -> ApiError:

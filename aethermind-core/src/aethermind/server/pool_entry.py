@@ -13,6 +13,8 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
+from aethermind.server.openai.errors import ApiError
+
 if TYPE_CHECKING:
     from aethermind.engine.config import EngineConfig
     from aethermind.engine.process import RestartPolicy
@@ -30,7 +32,11 @@ __all__ = [
     "ProgressCallback",
     "engine_inprocess",
     "engine_process",
+    "is_loading",
 ]
+
+_LOADING_RETRY_S = 5
+"""`Retry-After` of requests for a model that is loaded while the server listens."""
 
 ProgressCallback = Callable[[int, int], None]
 """Receives the progress of loading: the units that are done, and their total."""
@@ -147,6 +153,17 @@ class ModelStatus:
     num_bytes: int
     max_model_len: int
     adapters: tuple[str, ...]
+
+
+def is_loading(status: ModelStatus) -> ApiError:
+    """The error of requests for a model that is loaded while the server listens."""
+    done = "" if status.progress is None else f" ({status.progress:.0%})"
+    return ApiError(
+        503,
+        f"The model {status.name} is being loaded{done}. Try again later.",
+        code="model_loading",
+        retry_after_s=_LOADING_RETRY_S,
+    )
 
 
 class PoolEntry:
