@@ -1,6 +1,6 @@
 """The time from the last byte of a model's download to its first token, from a stand-in for the Hub on loopback.
 
-    python -m tests.bench.bench_download MODEL_DIRECTORY [--rounds 4]
+    python -m tests.bench.bench_download MODEL [--rounds 4]
 
 Each round is a process of `aethermind generate` with empty caches: nothing is packed and no tokenizer is cached.
 """
@@ -44,10 +44,11 @@ def seconds_after_download(hub: HubServer, name: str) -> float:
 def main() -> None:
     """Measure, and print the seconds of each round."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("model", type=Path, help="a directory in the Hugging Face layout, with safetensors")
+    parser.add_argument("model", type=Path, help="a directory with safetensors, or a .gguf file")
     parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args()
-    files = {path.name: path.read_bytes() for path in options.model.iterdir() if path.is_file()}
+    paths = [options.model] if options.model.is_file() else options.model.iterdir()
+    files = {path.name: path.read_bytes() for path in paths if path.is_file()}
     with HubServer() as hub:
         hub.repos["org/model"] = Repo(files)
         for _ in range(options.rounds):

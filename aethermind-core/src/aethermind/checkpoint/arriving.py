@@ -1,18 +1,23 @@
-"""A file of weights that is still being downloaded: its header is there, its values are waited for."""
+"""Files of weights that are still being downloaded: their headers are there, their values are waited for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from aethermind.checkpoint.gguf import GgufFile
+from aethermind.checkpoint.gguf_tensors import CONFIGURATION_TENSORS
 from aethermind.checkpoint.safetensors import SafetensorsFile
 from aethermind.checkpoint.source import TensorInfo
 from aethermind.errors import CheckpointError
 
-__all__ = ["ArrivingFile"]
+if TYPE_CHECKING:
+    from aethermind.ops.weight_format import QuantizedWeight
+
+__all__ = ["ArrivingFile", "ArrivingGguf"]
 
 
 class ArrivingFile:
@@ -47,5 +52,41 @@ class ArrivingFile:
             self._wait()
             self._whole = SafetensorsFile(self.path)
         if self._whole.info(name) != info:
-            raise CheckpointError(f"{self.path} changed on the Hub while it was downloaded. Run the command again.")
+            raise _changed(self.path)
         return self._whole.array(name)
+
+
+class ArrivingGguf(GgufFile):
+    """A .gguf file that will be at `path`, described by its header, which is in a file of the final size.
+
+    Metadata, and the tensors that are configuration, are those of the header. The first use of another tensor's values
+    calls `wait`, as in `ArrivingFile`.
+    """
+
+    def __init__(self, path: Path, header: Path, wait: Callable[[], object]) -> None:
+        """Read the header. Raises CheckpointError as `GgufFile` does, about the file of the header."""
+        super().__init__(header)
+        self.path = path
+        self._wait = wait
+        self._whole: GgufFile | None = None
+
+    def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
+        """Return a tensor's values (`GgufFile.array`) as soon as the file is whole."""
+        return super().array(name) if name in CONFIGURATION_TENSORS else self._whole_file().array(name)
+
+    def values(self, name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Return a tensor's values (`GgufFile.values`) as soon as the file is whole."""
+        return self._whole_file().values(name, dtype)
+
+    def _whole_file(self) -> GgufFile:
+        if self._whole is None:
+            self._wait()
+            whole = GgufFile(self.path)
+            if whole.num_bytes != self.num_bytes or whole.tensors != self.tensors:
+                raise _changed(self.path)
+            self._whole = whole
+        return self._whole
+
+
+def _changed(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path} changed on the Hub while it was downloaded. Run the command again.")

@@ -167,6 +167,11 @@ class GgufFile:
         return tuple(self._types)
 
     @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The descriptions of all tensors whose types can be read, by name."""
+        return MappingProxyType(self._tensors)
+
+    @property
     def total_bytes(self) -> int:
         """Size of all values together. Raises CheckpointError for tensors of unsupported types."""
         return sum(self.info(name).num_bytes for name in self.names)

@@ -28,6 +28,7 @@ from aethermind.ops.weight_format import QuantizedWeight, one_level_format, with
 from aethermind.plugins.compatibility import deprecated_fields
 
 __all__ = [
+    "CONFIGURATION_TENSORS",
     "GgufNames",
     "GgufParts",
     "GgufTensors",
@@ -123,14 +124,17 @@ _PART_COUNT, _PART_NUMBER = "split.count", "split.no"
 class GgufParts:
     """Tensors by GGUF's names in one or more mapped files; implements `TensorSource`. Immutable."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, arriving: Mapping[Path, GgufFile] = MappingProxyType({})) -> None:
         """Map the file at `path`, and the other parts beside it if it is the first of several.
+
+        `arriving` are the files that are still being downloaded, by their paths.
 
         Raises:
             CheckpointError: it is not the first part; a part is missing or is another file's; a file is invalid.
         """
         self.path = path
-        first = GgufFile(path)
+        self._arriving = arriving
+        first = arriving.get(path) or GgufFile(path)
         count = first.metadata.get(_PART_COUNT, 1)
         if not isinstance(count, int):
             first.fail(f"has {_PART_COUNT} {count!r:.40}, which is no number")
@@ -189,9 +193,9 @@ class GgufParts:
                 f"-00001-of-{count:05d}.gguf, with the others beside it."
             )
         path = self.path.with_name(f"{match['stem']}-{number + 1:05d}-of-{count:05d}{self.path.suffix}")
-        if not path.is_file():
+        if path not in self._arriving and not path.is_file():
             raise CheckpointError(f"{path}, part {number + 1} of {count} of the model, is not there. Fetch it as well.")
-        part = GgufFile(path)
+        part = self._arriving.get(path) or GgufFile(path)
         if (part.metadata.get(_PART_NUMBER), part.metadata.get(_PART_COUNT)) != (number, count):
             part.fail(f"is not part {number + 1} of {count}, as it is named")
         return part
@@ -203,9 +207,10 @@ ROPE_FACTORS = "rope_freqs.weight"
 LONGROPE_FACTORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 """The divisors of LongRoPE, for the original context and beyond it."""
 
+CONFIGURATION_TENSORS = frozenset({ROPE_FACTORS, *LONGROPE_FACTORS.values()})
+
 _SHARED_GATE = "mlp.shared_expert_gate"
 """A matrix of one row, which the converter stores as a vector."""
-_CONFIGURATION_TENSORS = frozenset({ROPE_FACTORS, *LONGROPE_FACTORS.values()})
 _GLOBAL_MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER_MODULES = {
     "attn_norm": "input_layernorm",
@@ -330,7 +335,7 @@ class GgufTensors:
         CheckpointError if a tensor that is read has an unsupported type.
         """
         self._file = file
-        readable = [name for name in file.names if name not in _CONFIGURATION_TENSORS]
+        readable = [name for name in file.names if name not in CONFIGURATION_TENSORS]
         model_names = [name for name in readable if num_layers is None or layer_of(name) < num_layers]
         self._originals = {hf_name(name, names): name for name in model_names}
         if num_layers is not None:

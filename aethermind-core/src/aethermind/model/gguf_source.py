@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from aethermind.checkpoint.source import TensorInfo
     from aethermind.model.gguf_family import GgufFamily
+    from aethermind.model.hub_arrival import Arrival
     from aethermind.ops.weight_format import WeightFormat
     from aethermind.plugins.registry import Registry
     from aethermind.text.tokenizer import Tokenizer
@@ -114,10 +115,14 @@ class GgufSource:
     The file is mapped at the first access.
     """
 
-    def __init__(self, path: Path, families: Registry[GgufFamily]) -> None:
-        """Prepare the source; `families` has the description of the file's `general.architecture`."""
+    def __init__(self, path: Path, families: Registry[GgufFamily], arrival: Arrival | None = None) -> None:
+        """Prepare the source; `families` has the description of the file's `general.architecture`.
+
+        `arrival` is the download of the file, if it is not there yet.
+        """
         self.path = path
         self._families = families
+        self._arrival = arrival
 
     def config(self) -> dict[str, Any]:
         """Return the metadata in the form of config.json.
@@ -169,7 +174,8 @@ class GgufSource:
     def tokenizer(self) -> Tokenizer:
         from aethermind.text.gguf_tokenizer import gguf_tokenizer
 
-        return gguf_tokenizer(self._file.metadata, self._splits, self.path)
+        is_cached = self.path.exists()  # the cache depends on the whole file
+        return gguf_tokenizer(self._file.metadata, self._splits, self.path, is_cached=is_cached)
 
     def tokenizer_bytes(self) -> int:
         from aethermind.text.gguf_tokenizer import is_tokenizer_cached
@@ -223,7 +229,7 @@ class GgufSource:
 
     @cached_property
     def _file(self) -> GgufParts:
-        return GgufParts(self.path)
+        return GgufParts(self.path) if self._arrival is None else self._arrival.gguf()
 
     @property
     def _family_name(self) -> str:

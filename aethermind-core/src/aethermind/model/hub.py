@@ -154,6 +154,11 @@ class Download:
             _check_space(name, missing)
             _announce(name, missing)
 
+    @property
+    def path(self) -> Path:
+        """The model's directory or first .gguf file, which may not be there yet."""
+        return _model_path(self.snapshot, self.files.chosen)
+
     def has(self, path: str) -> bool:
         """Whether a file is in the cache, whole."""
         return (self.snapshot / path).exists()
@@ -180,7 +185,7 @@ class Download:
             reference = _repo_folder(self.name) / "refs" / revision
             reference.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(reference, [commit.encode()])
-        return _model_path(self.snapshot, self.files.chosen)
+        return self.path
 
 
 def begin_download(name: HubName, kind: RepoKind = "model") -> Download | Path:

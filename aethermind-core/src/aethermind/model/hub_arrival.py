@@ -1,30 +1,35 @@
 """A model of the Hugging Face Hub that is compiled, and whose weights are packed, while weights are downloaded.
 
-Configuration, tokenizer and the headers of the files of weights are fetched first. A thread then downloads the files of
-weights in order, and a tensor waits only for its own file. So a model in one file is packed after its download; its
-plan, its tokenizer and the memory of its weights are ready by then.
+Configuration, tokenizer and the headers of the files of weights, in safetensors or GGUF, are fetched first. A thread
+then downloads the files of weights in order, and a tensor waits only for its own file. So a model in one file is packed
+after its download; its plan, its tokenizer and the memory of its weights are ready by then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock, Thread
+from typing import TYPE_CHECKING, TypeVar
 
-from aethermind.checkpoint.arriving import ArrivingFile
+from aethermind.checkpoint.arriving import ArrivingFile, ArrivingGguf
+from aethermind.checkpoint.gguf_tensors import GgufParts
 from aethermind.checkpoint.safetensors import SafetensorsFile
 from aethermind.checkpoint.sharded_index import Checkpoint
 from aethermind.checkpoint.source import TensorFile
 from aethermind.errors import CheckpointError
 from aethermind.model.hub import Download, begin_download, explained
 from aethermind.model.hub_files import INDEX, HubName
-from aethermind.model.hub_headers import fetch_safetensors_header
+from aethermind.model.hub_headers import fetch_header
+
+if TYPE_CHECKING:
+    from aethermind.checkpoint.gguf import GgufFile
 
 __all__ = ["Arrival", "begin_arrival", "is_any_arriving"]
 
-_SUFFIX = ".safetensors"
+_Opened = TypeVar("_Opened")
 
 _lock = Lock()
 _running: dict[HubName, Future[Arrival | Path]] = {}
@@ -45,18 +50,36 @@ class Arrival:
 
     @property
     def path(self) -> Path:
-        """The directory that the model will be in; its texts are there."""
-        return self._download.snapshot
+        """The directory that the model will be in, whose texts are there, or its first .gguf file."""
+        return self._download.path
 
     def checkpoint(self) -> Checkpoint:
-        """Open the tensors (`Checkpoint.open`); values wait for their file, and raise what its download failed with."""
+        """Open the tensors in safetensors (`Checkpoint.open`).
+
+        Values wait for their file, and raise what its download failed with.
+        """
+        return self._open(
+            lambda: Checkpoint.open(self._headers).with_files(self._arriving), lambda: Checkpoint.open(self.path)
+        )
+
+    def gguf(self) -> GgufParts:
+        """Open the .gguf files (`GgufParts`); values wait as those of `checkpoint`."""
+        return self._open(lambda: GgufParts(self.path, self._arriving_gguf()), lambda: GgufParts(self.path))
+
+    def _open(self, open_arriving: Callable[[], _Opened], open_whole: Callable[[], _Opened]) -> _Opened:
         if not all(future.done() and future.exception() is None for future in self._files.values()):
             try:
-                return Checkpoint.open(self._headers).with_files(self._arriving)
+                return open_arriving()
             except CheckpointError:  # which names the headers' own files: the downloaded ones say it again
                 for future in self._files.values():
                     future.result()
-        return Checkpoint.open(self.path)
+        return open_whole()
+
+    def _arriving_gguf(self) -> dict[Path, GgufFile]:
+        paths = {path: self._download.snapshot / path for path in self._files}
+        return {
+            whole: ArrivingGguf(whole, self._headers / path, self._files[path].result) for path, whole in paths.items()
+        }
 
     def _arriving(self, header: TensorFile) -> TensorFile:
         assert isinstance(header, SafetensorsFile)
@@ -66,10 +89,12 @@ class Arrival:
     def _fetch_headers(self) -> None:
         commit, sizes, chosen = self._download.files
         for path in (INDEX, *chosen.weights):
+            header = self._headers / path
+            header.parent.mkdir(parents=True, exist_ok=True)
             if self._download.has(path):
-                (self._headers / path).symlink_to(self.path / path)
+                header.symlink_to(self._download.snapshot / path)
             elif path in chosen.weights:
-                fetch_safetensors_header(self._download.name, path, commit, sizes.get(path, 0), self._headers / path)
+                fetch_header(self._download.name, path, commit, sizes.get(path, 0), header)
 
     def _fetch_weights(self) -> None:
         *early, last = self._files
@@ -98,7 +123,7 @@ def is_any_arriving() -> bool:
 def begin_arrival(name: HubName) -> Arrival | Path:
     """Begin to download a model that is not in the cache, and return when all but its weights is there.
 
-    A path if it is there whole: weights in other formats than safetensors are waited for. ConfigError says in one
+    A path if it is there whole: weights in PyTorch's format are waited for. ConfigError says in one
     sentence why a model cannot be had. Calls for one model wait for the first of them, and raise what it raises.
     """
     with _lock:
@@ -135,4 +160,5 @@ def _forget(name: HubName) -> None:
 
 
 def _can_arrive(weights: Sequence[str]) -> bool:
-    return bool(weights) and all(path.endswith(_SUFFIX) and "/" not in path for path in weights)
+    are_safetensors = all(path.endswith(".safetensors") and "/" not in path for path in weights)
+    return bool(weights) and (are_safetensors or all(path.endswith(".gguf") for path in weights))

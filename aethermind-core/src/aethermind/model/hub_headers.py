@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from aethermind.checkpoint.gguf import GgufFile, TruncatedHeaderError
-from aethermind.checkpoint.gguf_tensors import LONGROPE_FACTORS, ROPE_FACTORS
+from aethermind.checkpoint.gguf_tensors import CONFIGURATION_TENSORS
 from aethermind.checkpoint.safetensors import MAX_HEADER_BYTES, SafetensorsFile
 from aethermind.errors import CheckpointError, ConfigError
 from aethermind.model.hub import choose_files, explained
 from aethermind.model.hub_files import HubName
 
-__all__ = ["fetch_headers", "fetch_safetensors_header"]
+__all__ = ["fetch_header", "fetch_headers"]
 
 _FIRST_BYTES = 1 << 18
 """The size of the first request for a weight file: more than most headers of .safetensors files."""
@@ -59,11 +59,10 @@ def fetch_headers(name: HubName, directory: Path) -> Path:
         def fetch(path: str) -> None:
             target, size = directory / path, sizes.get(path, 0)
             target.parent.mkdir(parents=True, exist_ok=True)
-            read = partial(_read_range, _url(name, path, commit))
             if path in chosen.weights:
-                (_write_gguf_header if path.endswith(".gguf") else _write_safetensors_header)(target, size, read)
+                fetch_header(name, path, commit, size, target)
             elif size <= _MAX_TEXT_BYTES:
-                target.write_bytes(read(0, size) if size else b"")
+                target.write_bytes(_read_range(_url(name, path, commit), 0, size) if size else b"")
             else:
                 _write_sparse(target, b"", size)
 
@@ -72,9 +71,13 @@ def fetch_headers(name: HubName, directory: Path) -> Path:
     return directory if chosen.gguf is None else directory / chosen.gguf
 
 
-def fetch_safetensors_header(name: HubName, path: str, commit: str, size: int, target: Path) -> None:
-    """Write the header of a .safetensors file of `size` bytes. Errors are the client's (`explained`)."""
-    _write_safetensors_header(target, size, partial(_read_range, _url(name, path, commit)))
+def fetch_header(name: HubName, path: str, commit: str, size: int, target: Path) -> None:
+    """Write the header of a .safetensors or .gguf file of `size` bytes. Errors are the client's (`explained`).
+
+    A file that is neither, or broken, is written as far as it was read; opening it raises the error.
+    """
+    write = _write_gguf_header if path.endswith(".gguf") else _write_safetensors_header
+    write(target, size, partial(_read_range, _url(name, path, commit)))
 
 
 def _write_safetensors_header(target: Path, size: int, read: ReadRange) -> None:
@@ -113,8 +116,11 @@ def _write_gguf_header(target: Path, size: int, read: ReadRange) -> None:
             break
         length *= 4
     _write_sparse(target, contents, size)
-    file = GgufFile(target)
-    for tensor in {ROPE_FACTORS, *LONGROPE_FACTORS.values()} & set(file.names):
+    try:
+        file = GgufFile(target)
+    except CheckpointError:  # reported when the model is opened
+        return
+    for tensor in CONFIGURATION_TENSORS & set(file.names):
         begin, end = file.byte_range(tensor)
         with open(target, "r+b") as opened:
             opened.seek(begin)

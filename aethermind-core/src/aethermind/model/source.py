@@ -90,19 +90,18 @@ class ModelSource(Protocol):
 
 
 def open_source(place: Path | Arrival, families: Registry[GgufFamily]) -> ModelSource:
-    """Make the source of a path, existing or not: a .gguf file by its suffix, else a directory in the Hugging Face
-    layout, which also is what arrives from the Hub.
+    """Make the source of a path, existing or not, or of what arrives from the Hub: a .gguf file by its suffix, else a
+    directory in the Hugging Face layout.
 
     A directory without config.json that contains one .gguf model, as after a download, stands for that model.
     """
-    if not isinstance(place, Path):
-        return DirectorySource(place.path, place)
-    path = _only_gguf(place) or place
+    path, arrival = (place, None) if isinstance(place, Path) else (place.path, place)
+    path = path if arrival else _only_gguf(path) or path
     if path.suffix.lower() == ".gguf" and not path.is_dir():
         from aethermind.model.gguf_source import GgufSource
 
-        return GgufSource(path, families)
-    return DirectorySource(path)
+        return GgufSource(path, families, arrival)
+    return DirectorySource(path, arrival)
 
 
 def _only_gguf(directory: Path) -> Path | None:
