@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from aethermind.errors import InvalidArgumentError
-from aethermind.text.chat_templates import choose_template
+from aethermind.errors import InvalidArgumentError, TokenizerError
+from aethermind.text.chat_templates import DEFAULT_TEMPLATE, TOOL_USE_TEMPLATE
 
 if TYPE_CHECKING:
     from aethermind.text.tokenizer import Tokenizer
@@ -18,6 +18,7 @@ __all__ = [
     "RenderedChat",
     "TemplateOptions",
     "chat_prompt",
+    "choose_template",
 ]
 
 Message = Mapping[str, Any]
@@ -82,6 +83,28 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **options: Un
     add_generation_prompt = options.get("add_generation_prompt", True)
     return RenderedChat(
         render_chat(template, with_plain_contents, add_generation_prompt=add_generation_prompt, **variables)
+    )
+
+
+def choose_template(templates: Mapping[str, str], given: str | None, *, has_tools: bool) -> str:
+    """Return the Jinja source for a conversation: the template named `given`, or `given` itself unless it is empty.
+
+    TokenizerError where none is given and the model has none for the conversation.
+    """
+    if given:
+        return templates.get(given, given)
+    if has_tools and TOOL_USE_TEMPLATE in templates:
+        return templates[TOOL_USE_TEMPLATE]
+    if DEFAULT_TEMPLATE in templates:
+        return templates[DEFAULT_TEMPLATE]
+    if templates:
+        raise TokenizerError(
+            f"The model has chat templates for {', '.join(sorted(templates))} and none for all conversations. Name one "
+            "of them as chat_template, or give a template as Jinja source."
+        )
+    raise TokenizerError(
+        "The model has no chat template, so it is probably no chat model. Continue a text with `generate` instead, or "
+        "give a template as Jinja source."
     )
 
 

@@ -1,4 +1,4 @@
-"""A model's chat templates by name: reading them, and choosing one for a conversation.
+"""A model's chat templates by name, and how they are read.
 
 Most models have one, called `default`. Some have another for conversations with tools, `tool_use`, and further ones
 that are chosen by name.
@@ -14,10 +14,10 @@ from typing import Any
 from aethermind.env import expand_home
 from aethermind.errors import InvalidArgumentError, TokenizerError
 
-__all__ = ["ChosenTemplate", "DEFAULT_TEMPLATE", "choose_template", "read_chat_templates"]
+__all__ = ["ChosenTemplate", "DEFAULT_TEMPLATE", "TOOL_USE_TEMPLATE", "read_chat_templates"]
 
 DEFAULT_TEMPLATE = "default"
-_WITH_TOOLS = "tool_use"
+TOOL_USE_TEMPLATE = "tool_use"
 _DEFAULT_FILE = "chat_template.jinja"
 _FOLDER = "additional_chat_templates"
 
@@ -76,28 +76,6 @@ class ChosenTemplate:
                 f"There is no file {self.name!r}, nor a chat template of that name in the model, which {others}."
             )
         return templates[self.name]
-
-
-def choose_template(templates: Mapping[str, str], given: str | None, *, has_tools: bool) -> str:
-    """Return the Jinja source for a conversation: the template named `given`, or `given` itself unless it is empty.
-
-    TokenizerError where none is given and the model has none for the conversation.
-    """
-    if given:
-        return templates.get(given, given)
-    if has_tools and _WITH_TOOLS in templates:
-        return templates[_WITH_TOOLS]
-    if DEFAULT_TEMPLATE in templates:
-        return templates[DEFAULT_TEMPLATE]
-    if templates:
-        raise TokenizerError(
-            f"The model has chat templates for {', '.join(sorted(templates))} and none for all conversations. Name one "
-            "of them as chat_template, or give a template as Jinja source."
-        )
-    raise TokenizerError(
-        "The model has no chat template, so it is probably no chat model. Continue a text with `generate` instead, or "
-        "give a template as Jinja source."
-    )
 
 
 def _templates_in_config(value: Any) -> dict[str, str]:

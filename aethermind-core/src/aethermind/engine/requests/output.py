@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from aethermind import errors
 
@@ -139,13 +139,13 @@ class RequestOutput:
 
     def raise_error(self) -> None:
         """Raise `error` as an exception of class `error_type`; without effect if there is none."""
-        raise_error(self.error, self.error_type)
+        if self.error is not None:
+            raise_error(self.error, self.error_type)
 
 
-def raise_error(error: str | None, error_type: str | None) -> None:
-    """Raise an error, given its message and the name of its class in `aethermind.errors`; None raises nothing."""
-    if error is not None:
-        raise getattr(errors, error_type or "AetherMindError")(error)
+def raise_error(error: str, error_type: str | None) -> NoReturn:
+    """Raise an error, given its message and the name of its class in `aethermind.errors`."""
+    raise getattr(errors, error_type or "AetherMindError")(error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,8 @@ class OutputDelta:
 
     def raise_error(self) -> None:
         """Raise `error` as an exception of class `error_type`; without effect if there is none."""
-        raise_error(self.error, self.error_type)
+        if self.error is not None:
+            raise_error(self.error, self.error_type)
 
 
 class OutputCursor:

@@ -18,9 +18,8 @@ from aethermind.server.openai.tools import (
     call_constraint,
 )
 from aethermind.server.openai.unknown_fields import UNSUPPORTED_IN_CHATS, UNSUPPORTED_IN_MESSAGES, UnsupportedField
-from aethermind.text.chat_prompt import RESERVED_NAMES, RenderedChat, chat_prompt
+from aethermind.text.chat_prompt import RESERVED_NAMES, RenderedChat, chat_prompt, choose_template
 from aethermind.text.chat_template import tests_null_content, variables_read
-from aethermind.text.chat_templates import choose_template
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
