@@ -1,5 +1,5 @@
 // Dequantises rows of a packed weight [N, K] to a row-major matrix of float32, float16 or bfloat16, the operand of a
-// dense GEMM. Weights in mxfp4 are exact in bfloat16.
+// dense GEMM by cuBLASLt.
 //
 // A warp processes 16 outputs by 128 inputs: it loads quantised weights like the projection kernels, 16 bytes per
 // thread, and stores 64 bytes of each of eight rows at a time. It is memory-bound: a warp has only one group (these
@@ -7,7 +7,6 @@
 
 #include "common/dependent_launch.cuh"
 #include "common/float8_weight.cuh"
-#include "common/mxfp4_weight.cuh"
 #include "common/quantized_weight.cuh"
 
 namespace aether {
@@ -83,27 +82,24 @@ __device__ __forceinline__ void dequantize(typename WeightTile::Element* out, in
 
 }  // namespace aether
 
-#define AETHER_DEQUANTIZE(codes, dtype, ...)                                                                       \
-  extern "C" __global__ void __launch_bounds__(128, 8) dequantize_weight_##codes##_##dtype(                        \
+#define AETHER_DEQUANTIZE(bits, dtype)                                                                             \
+  extern "C" __global__ void __launch_bounds__(128, 8) dequantize_weight_int##bits##_##dtype(                      \
       aether::dtype* out, const uint8_t* weight, int first_tile, int num_rows, int num_outputs, int num_inputs,    \
       int num_blocks, int log2_chunks, int affine_term) {                                                          \
     aether::begin_kernel();                                                                                        \
-    aether::dequantize<aether::__VA_ARGS__>(                                                                       \
+    aether::dequantize<aether::QuantizedWeight<aether::dtype, bits, aether::AffineTerm::kRuntime>>(                \
         out, first_tile, num_rows,                                                                                 \
         {weight, num_outputs, num_inputs, num_blocks, log2_chunks, static_cast<aether::AffineTerm>(affine_term)}); \
   }
-#define AETHER_DEQUANTIZE_INTEGERS(bits, dtype) \
-  AETHER_DEQUANTIZE(int##bits, dtype, QuantizedWeight<aether::dtype, bits, aether::AffineTerm::kRuntime>)
-#define AETHER_DEQUANTIZE_BITS(bits)        \
-  AETHER_DEQUANTIZE_INTEGERS(bits, float32) \
-  AETHER_DEQUANTIZE_INTEGERS(bits, float16) \
-  AETHER_DEQUANTIZE_INTEGERS(bits, bfloat16)
+#define AETHER_DEQUANTIZE_BITS(bits) \
+  AETHER_DEQUANTIZE(bits, float32)   \
+  AETHER_DEQUANTIZE(bits, float16)   \
+  AETHER_DEQUANTIZE(bits, bfloat16)
 
 AETHER_DEQUANTIZE_BITS(8)
 AETHER_DEQUANTIZE_BITS(4)
 AETHER_DEQUANTIZE_BITS(2)
 AETHER_DEQUANTIZE_BITS(1)
-AETHER_DEQUANTIZE(mxfp4, bfloat16, Mxfp4Weight<aether::bfloat16>)
 
 #define AETHER_DEQUANTIZE_FLOAT8(dtype)                                                                           \
   extern "C" __global__ void __launch_bounds__(128, 8) dequantize_weight_float8_##dtype(                          \

@@ -15,7 +15,7 @@ from aethermind.dispatch import Kernel
 from aethermind.dispatch.reference import rounded_inputs
 from aethermind.hal.dtype import DType
 from aethermind.ops.catalog.mixture import MOE_GATE_UP_SILU, MOE_LINEAR
-from aethermind.ops.operator import Sample
+from aethermind.ops.operator import Operator, Sample
 from aethermind.runtime import OpenDevice, Runtime
 from aethermind.testing.operator_calls import KernelCase, check_kernel, run_kernel
 from aethermind_cuda.backend import CudaBackend
@@ -109,7 +109,7 @@ def test_many_pairs_by_wgmma(
     assert launched(opened, f"moe_gate_up_silu_wgmma_{dtype}", f"moe_linear_wgmma_{dtype}")
 
 
-@pytest.mark.parametrize("format", ["int4", "int8_g128", "mxfp4"])
+@pytest.mark.parametrize("format", ["int4", "int8_g128"])
 def test_quantised_experts_are_dequantised_some_at_a_time(
     opened: OpenDevice, monkeypatch: pytest.MonkeyPatch, format: str
 ) -> None:
@@ -125,16 +125,69 @@ def test_quantised_experts_are_dequantised_some_at_a_time(
         (MOE_GATE_UP_SILU, (x, ids, gate, up, None, None)),
         (MOE_LINEAR, (chosen, ids, gate, None)),
     ):
-        kernel = next(
-            kernel
-            for kernel in KERNELS
-            if kernel.operator == operator.name and format in (kernel.weight_formats or ()) and kernel.priority == 0
-        )
-        sample = Sample("dequantised", inputs, {"num_experts": num_experts})
-        case = KernelCase(operator, kernel, DType.BFLOAT16, sample, RUNTIME.weight_formats.get(format))
-        check_kernel(case, RUNTIME.operators, opened)
+        check_quantised(opened, operator, inputs, {"num_experts": num_experts}, format)
     codes = format.removesuffix("_g128")
     assert launched(opened, f"dequantize_weight_{codes}_bfloat16", "moe_gate_up_silu_wgmma_bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "hidden_size", "width", "pairs"),
+    [
+        (3, 64, 32, 16),
+        (30, 128, 80, 16),
+        (30, 192, 48, 32),
+        (60, 320, 144, 64),
+        (150, 128, 64, 128),
+        (250, 192, 80, 128),
+    ],
+)
+def test_experts_in_mxfp4_by_wgmma(
+    opened: OpenDevice, monkeypatch: pytest.MonkeyPatch, num_tokens: int, hidden_size: int, width: int, pairs: int
+) -> None:
+    """Tiles of each size, and of half of it at most; parts of a tile of outputs; odd numbers of steps of 64 inputs."""
+    monkeypatch.setattr(_expert_wgmma, "_CAPABILITY", (8, 0))
+    num_experts = 5 if pairs == 16 else 3
+    rng = np.random.default_rng(num_tokens)
+    ids = np.argsort(rng.random((num_tokens, num_experts)), axis=1)[:, :2].astype(np.int32)
+    scale = np.exp2(rng.integers(-9, -3, (num_experts * width, 1)))
+    gate, up = (rng.standard_normal((num_experts * width, hidden_size)) * scale for _ in range(2))
+    biases = [rng.standard_normal(num_experts * width) for _ in range(2)]
+    x, chosen = rng.standard_normal((num_tokens, hidden_size)), rng.standard_normal((num_tokens, 2, hidden_size))
+    clamped = {"alpha": 1.702, "limit": 1.5, "up_offset": 1.0}
+    for operator, inputs, activation in (
+        (MOE_GATE_UP_SILU, (x, ids, gate, up, None, None), {}),
+        (MOE_GATE_UP_SILU, (x, ids, gate, up, *biases), clamped),
+        (MOE_LINEAR, (chosen, ids, gate, biases[0]), {}),
+    ):
+        check_quantised(opened, operator, inputs, {"num_experts": num_experts, **activation}, "mxfp4")
+    assert launched(opened, f"moe_gate_up_silu_mxfp4_{pairs}", f"moe_linear_mxfp4_{pairs}")
+
+
+@pytest.mark.parametrize("largest", [2.0, 4.0, 2.0**120])
+def test_scales_of_mxfp4_may_be_large(opened: OpenDevice, monkeypatch: pytest.MonkeyPatch, largest: float) -> None:
+    """bfloat16 does not hold a scale above 2 times 2^126."""
+    monkeypatch.setattr(_expert_wgmma, "_CAPABILITY", (8, 0))
+    rng = np.random.default_rng(7)
+    num_tokens, num_experts, hidden_size, width = 20, 3, 64, 16
+    ids = rng.integers(0, num_experts, (num_tokens, 1), dtype=np.int32)
+    weight = rng.standard_normal((num_experts * width, hidden_size)) / 64
+    weight[5] = largest * 6
+    x = rng.standard_normal((num_tokens, 1, hidden_size)) / min(largest, 2.0**100)
+    check_quantised(opened, MOE_LINEAR, (x, ids, weight, None), {"num_experts": num_experts}, "mxfp4")
+
+
+def check_quantised(
+    opened: OpenDevice, operator: Operator, inputs: tuple[Any, ...], attributes: dict[str, Any], format: str
+) -> None:
+    """Compare a kernel that is not batch-invariant with the reference, in bfloat16."""
+    kernel = next(
+        kernel
+        for kernel in KERNELS
+        if kernel.operator == operator.name and format in (kernel.weight_formats or ()) and kernel.priority == 0
+    )
+    sample = Sample("quantised", inputs, attributes)
+    case = KernelCase(operator, kernel, DType.BFLOAT16, sample, RUNTIME.weight_formats.get(format))
+    check_kernel(case, RUNTIME.operators, opened)
 
 
 def launched(opened: OpenDevice, *kernels: str) -> bool:

@@ -37,6 +37,50 @@ struct ExpertRange {
   __device__ __forceinline__ bool has(int expert) const { return expert >= first && expert < first + count; }
 };
 
+// The bias of an output of a tile's expert, 0 where there is none.
+template <class T>
+__device__ __forceinline__ float bias_of(const ExpertProducts& call, const ExpertTile& tile, int which, int output) {
+  const T* const biases = static_cast<const T*>(which == 0 ? call.biases[0] : call.biases[1]);
+  const bool is_present = biases != nullptr && output < call.num_outputs;
+  return is_present ? to_float(biases[static_cast<int64_t>(tile.expert) * call.num_outputs + output]) : 0.0f;
+}
+
+// Adds the biases to the sums of a tile of kPairs pairs, applies the activation and stores the results. Thread
+// t = 32 w + 4 g + i holds rows g and g + 8 of its warp's 16 for pairs 8 j + 2 i and the next one. Lanes of neighbouring
+// g exchange values, so that each stores two outputs of one pair.
+template <class T, int kPairs, bool kGated>
+__device__ __forceinline__ void store_expert_sums(const ExpertProducts& call, const GatedActivation& activation,
+                                                  const ExpertTile& tile, const PairRows& pair_rows, int first_output,
+                                                  const float (&sums)[kPairs / 2]) {
+  constexpr int kHalves = kGated ? 1 : 2;
+  const int lane = lane_index(), g = lane / 4;
+  const bool is_odd = g % 2 != 0;
+  const int output = first_output + warp_index() * (kGated ? 8 : 16) + g;
+  const float bias[2] = {bias_of<T>(call, tile, 0, output),
+                         kGated ? bias_of<T>(call, tile, 1, output) : bias_of<T>(call, tile, 0, output + 8)};
+  T* const out = static_cast<T*>(call.outs[0]);
+#pragma unroll
+  for (int j = 0; j < kPairs / 8; ++j) {
+    const int column = 8 * j + 2 * (lane % 4) + is_odd;
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      float values[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float first = sums[4 * j + e], second = sums[4 * j + 2 + e];
+        values[e] = kGated ? activation.of<T>(first + bias[0], second + bias[1])
+                           : (h == 0 ? first + bias[0] : second + bias[1]);
+      }
+      const float other = __shfl_xor_sync(kFullWarp, is_odd ? values[0] : values[1], 4);
+      const int even = (output & ~1) + 8 * h;
+      if (column < tile.count && even < call.num_outputs) {
+        const Vector<T, 2> pair{from_float<T>(is_odd ? other : values[0]), from_float<T>(is_odd ? values[1] : other)};
+        pair.store(out + static_cast<int64_t>(pair_rows.pair_of(column)) * call.num_outputs + even);
+      }
+    }
+  }
+}
+
 // A block computes 128 rows of weights for one tile of pairs: 128 outputs, or 64 of a SwiGLU.
 template <class T, int kPairs, bool kGated>
 struct ExpertWgmma {
@@ -101,43 +145,6 @@ struct ExpertWgmma {
     }
   }
 
-  __device__ __forceinline__ float bias_of(int which, int output) const {
-    const T* const biases = static_cast<const T*>(which == 0 ? call.biases[0] : call.biases[1]);
-    const bool is_present = biases != nullptr && output < call.num_outputs;
-    return is_present ? to_float(biases[static_cast<int64_t>(tile.expert) * call.num_outputs + output]) : 0.0f;
-  }
-
-  // Thread t = 32 w + 4 g + i holds rows g and g + 8 of its warp's 16 for pairs 8 j + 2 i and the next one. Lanes of
-  // neighbouring g exchange values, so that each stores two outputs of one pair.
-  __device__ __forceinline__ void store(const float (&sums)[kRegisters]) const {
-    constexpr int kHalves = kGated ? 1 : 2;
-    const int lane = lane_index(), g = lane / 4;
-    const bool is_odd = g % 2 != 0;
-    const int output = first_output + warp_index() * (kGated ? 8 : 16) + g;
-    const float bias[2] = {bias_of(0, output), kGated ? bias_of(1, output) : bias_of(0, output + 8)};
-    T* const out = static_cast<T*>(call.outs[0]);
-#pragma unroll
-    for (int j = 0; j < kPairs / 8; ++j) {
-      const int column = 8 * j + 2 * (lane % 4) + is_odd;
-#pragma unroll
-      for (int h = 0; h < kHalves; ++h) {
-        float values[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const float first = sums[4 * j + e], second = sums[4 * j + 2 + e];
-          values[e] = kGated ? activation.of<T>(first + bias[0], second + bias[1])
-                             : (h == 0 ? first + bias[0] : second + bias[1]);
-        }
-        const float other = __shfl_xor_sync(kFullWarp, is_odd ? values[0] : values[1], 4);
-        const int even = (output & ~1) + 8 * h;
-        if (column < tile.count && even < call.num_outputs) {
-          const Vector<T, 2> pair{from_float<T>(is_odd ? other : values[0]), from_float<T>(is_odd ? values[1] : other)};
-          pair.store(out + static_cast<int64_t>(pair_rows.pair_of(column)) * call.num_outputs + even);
-        }
-      }
-    }
-  }
-
   __device__ __forceinline__ void run(const Piece* memory) const {
     const int num_steps = call.num_inputs / kTileDepth;
 #pragma unroll
@@ -166,7 +173,7 @@ struct ExpertWgmma {
       next_stage = next_stage + 1 == kStages ? 0 : next_stage + 1;
       wait_for_products<0>();
     }
-    store(sums);
+    store_expert_sums<T, kPairs, kGated>(call, activation, tile, pair_rows, first_output, sums);
   }
 };
 

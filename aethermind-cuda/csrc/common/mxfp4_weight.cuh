@@ -9,13 +9,25 @@
 
 namespace aether {
 
-// Two elements E2M1 at bits kBit and kBit + 16 of a word as a pair of T. Their exponent and mantissa, moved to those of
-// T, are their magnitude times 2^-126 (bfloat16) or 2^-14 (float16), subnormals included.
+// The product of two pairs of T.
+template <class T>
+__device__ __forceinline__ uint32_t pair_product(uint32_t a, uint32_t b) {
+  if constexpr (std::is_same_v<T, float16>) {
+    const __half2 pair = __hmul2(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b));
+    return reinterpret_cast<const uint32_t&>(pair);
+  } else {
+    const __nv_bfloat162 pair =
+        __hmul2(reinterpret_cast<const __nv_bfloat162&>(a), reinterpret_cast<const __nv_bfloat162&>(b));
+    return reinterpret_cast<const uint32_t&>(pair);
+  }
+}
+
+// Two elements E2M1 at bits kBit and kBit + 16 of a word as a pair of T, times a factor. Their exponent and mantissa,
+// moved to those of T, are their magnitude times 2^-126 (bfloat16) or 2^-14 (float16), subnormals included.
 template <class T, int kBit>
-__device__ __forceinline__ uint32_t e2m1_pair(uint32_t word) {
-  constexpr bool kIsHalf = std::is_same_v<T, float16>;
-  constexpr int kMagnitudeBit = kIsHalf ? 9 : 6, kUp = kMagnitudeBit - kBit;
-  constexpr uint32_t kMagnitude = (7u << kMagnitudeBit) * 0x10001u, kFactor = kIsHalf ? 0x74007400u : 0x7e807e80u;
+__device__ __forceinline__ uint32_t scaled_e2m1_pair(uint32_t word, uint32_t factor) {
+  constexpr int kMagnitudeBit = std::is_same_v<T, float16> ? 9 : 6, kUp = kMagnitudeBit - kBit;
+  constexpr uint32_t kMagnitude = (7u << kMagnitudeBit) * 0x10001u;
   const uint32_t signs = (word << (12 - kBit)) & 0x80008000u;
   uint32_t moved = word;
   if constexpr (kUp > 0) {
@@ -23,15 +35,12 @@ __device__ __forceinline__ uint32_t e2m1_pair(uint32_t word) {
   } else if constexpr (kUp < 0) {
     moved = word >> -kUp;
   }
-  const uint32_t placed = masked_or(moved, kMagnitude, signs);
-  if constexpr (kIsHalf) {
-    const __half2 pair = __hmul2(reinterpret_cast<const __half2&>(placed), reinterpret_cast<const __half2&>(kFactor));
-    return reinterpret_cast<const uint32_t&>(pair);
-  } else {
-    const __nv_bfloat162 pair =
-        __hmul2(reinterpret_cast<const __nv_bfloat162&>(placed), reinterpret_cast<const __nv_bfloat162&>(kFactor));
-    return reinterpret_cast<const uint32_t&>(pair);
-  }
+  return pair_product<T>(masked_or(moved, kMagnitude, signs), factor);
+}
+
+template <class T, int kBit>
+__device__ __forceinline__ uint32_t e2m1_pair(uint32_t word) {
+  return scaled_e2m1_pair<T, kBit>(word, std::is_same_v<T, float16> ? 0x74007400u : 0x7e807e80u);
 }
 
 __device__ __forceinline__ float e2m1_value(uint32_t code) {

@@ -23,6 +23,7 @@ from aethermind_cuda.kernels._expert_products import (
 )
 from aethermind_cuda.kernels._expert_wgmma import (
     dequantized_expert_bytes,
+    is_decoded,
     is_rounded,
     takes_wgmma,
     wgmma_expert_products,
@@ -148,7 +149,11 @@ def _dequantized_bytes(format: WeightFormat | None, call: Call, num_weights: int
     assert x is not None
     assert ids is not None
     num_experts, num_outputs = int(call.attributes["num_experts"]), call.outputs[0].shape[-1]
-    if format is None or not takes_wgmma(x, ids, num_outputs, num_experts, format, [], call.device):
+    if (
+        format is None
+        or is_decoded(format)
+        or not takes_wgmma(x, ids, num_outputs, num_experts, format, [], call.device)
+    ):
         return 0
     return dequantized_expert_bytes((num_experts * num_outputs, x.shape[-1]), num_experts, num_weights, x.dtype)
 
