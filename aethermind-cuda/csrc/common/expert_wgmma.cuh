@@ -46,8 +46,8 @@ __device__ __forceinline__ float bias_of(const ExpertProducts& call, const Exper
 }
 
 // Adds the biases to the sums of a tile of kPairs pairs, applies the activation and stores the results. Thread
-// t = 32 w + 4 g + i holds rows g and g + 8 of its warp's 16 for pairs 8 j + 2 i and the next one. Lanes of neighbouring
-// g exchange values, so that each stores two outputs of one pair.
+// t = 32 w + 4 g + i holds rows g and g + 8 of its warp's 16 for pairs 8 j + 2 i and the next one. Lanes of
+// neighbouring g exchange values, so that each stores two outputs of one pair.
 template <class T, int kPairs, bool kGated>
 __device__ __forceinline__ void store_expert_sums(const ExpertProducts& call, const GatedActivation& activation,
                                                   const ExpertTile& tile, const PairRows& pair_rows, int first_output,

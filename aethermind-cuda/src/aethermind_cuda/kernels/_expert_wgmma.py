@@ -115,7 +115,7 @@ def wgmma_expert_products(
     `workspace` has `dequantized_expert_bytes` for quantised weights, then the `sorting_bytes`.
     """
     pairs_per_row = ids.shape[1] if len(x.shape) == 2 else 1
-    gating = _GatedActivation(*(float((activation or {}).get(name, 0.0)) for name, _ in _GatedActivation._fields_))
+    gating = _GatedActivation(*(float((activation or {}).get(field[0], 0.0)) for field in _GatedActivation._fields_))
     operator = "moe_gate_up_silu" if activation else "moe_linear"
     if is_decoded(format):
         yield from _decoded_products(operator, products, x, ids, num_experts, workspace, pairs_per_row, gating)
