@@ -43,6 +43,16 @@ __device__ __forceinline__ void copy_async_4(SharedAddress shared, const void* s
 #endif
 }
 
+// Four bytes, or four zero bytes where `is_present` is false.
+__device__ __forceinline__ void copy_async_4(SharedAddress shared, const void* source, bool is_present) {
+  const int num_bytes = is_present ? 4 : 0;
+#ifdef AETHER_EMULATED
+  emulation::copy_async(shared, source, 4, num_bytes);
+#else
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(source), "r"(num_bytes) : "memory");
+#endif
+}
+
 // Closes the group of the copies issued since the last call.
 __device__ __forceinline__ void commit_copies() {
 #ifdef AETHER_EMULATED

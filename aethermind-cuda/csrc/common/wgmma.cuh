@@ -77,8 +77,11 @@ __device__ __forceinline__ uint64_t operand_descriptor(const void* tile, int chu
   AETHER_PLACES_32                                                                     \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define AETHER_PLACES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define AETHER_PLACES_16 AETHER_PLACES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define AETHER_SUMS_4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define AETHER_SUMS_16(i) AETHER_SUMS_4(i), AETHER_SUMS_4(i + 4), AETHER_SUMS_4(i + 8), AETHER_SUMS_4(i + 12)
+#define AETHER_SUMS_8 AETHER_SUMS_4(0), AETHER_SUMS_4(4)
 #define AETHER_SUMS_32 AETHER_SUMS_16(0), AETHER_SUMS_16(16)
 #define AETHER_SUMS_64 AETHER_SUMS_32, AETHER_SUMS_16(32), AETHER_SUMS_16(48)
 #define AETHER_WGMMA(columns, type, is_sum_place, places, operands)                                              \
@@ -136,9 +139,49 @@ __device__ __forceinline__ void wgmma(float (&c)[64], const uint32_t (&a)[4], ui
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
   }
 }
+// c = (is_sum ? c : 0) + A Bᵀ for A [64, 16] in registers and 16, 32 or 64 rows of 16 values of B.
+template <class T>
+__device__ __forceinline__ void wgmma(float (&c)[8], const uint32_t (&a)[4], uint64_t b, int is_sum) {
+  if constexpr (std::is_same_v<T, float16>) {
+    asm volatile(AETHER_WGMMA("16", "f16", "%13", AETHER_PLACES_8, "{%8, %9, %10, %11}, %12, p, 1, 1, 0")
+                 : AETHER_SUMS_8
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_sum));
+  } else {
+    asm volatile(AETHER_WGMMA("16", "bf16", "%13", AETHER_PLACES_8, "{%8, %9, %10, %11}, %12, p, 1, 1, 0")
+                 : AETHER_SUMS_8
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_sum));
+  }
+}
+template <class T>
+__device__ __forceinline__ void wgmma(float (&c)[16], const uint32_t (&a)[4], uint64_t b, int is_sum) {
+  if constexpr (std::is_same_v<T, float16>) {
+    asm volatile(AETHER_WGMMA("32", "f16", "%21", AETHER_PLACES_16, "{%16, %17, %18, %19}, %20, p, 1, 1, 0")
+                 : AETHER_SUMS_16(0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_sum));
+  } else {
+    asm volatile(AETHER_WGMMA("32", "bf16", "%21", AETHER_PLACES_16, "{%16, %17, %18, %19}, %20, p, 1, 1, 0")
+                 : AETHER_SUMS_16(0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_sum));
+  }
+}
+template <class T>
+__device__ __forceinline__ void wgmma(float (&c)[32], const uint32_t (&a)[4], uint64_t b, int is_sum) {
+  if constexpr (std::is_same_v<T, float16>) {
+    asm volatile(AETHER_WGMMA("64", "f16", "%37", AETHER_PLACES_32, "{%32, %33, %34, %35}, %36, p, 1, 1, 0")
+                 : AETHER_SUMS_32
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_sum));
+  } else {
+    asm volatile(AETHER_WGMMA("64", "bf16", "%37", AETHER_PLACES_32, "{%32, %33, %34, %35}, %36, p, 1, 1, 0")
+                 : AETHER_SUMS_32
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_sum));
+  }
+}
+#undef AETHER_PLACES_8
+#undef AETHER_PLACES_16
 #undef AETHER_PLACES_32
 #undef AETHER_PLACES_64
 #undef AETHER_SUMS_4
+#undef AETHER_SUMS_8
 #undef AETHER_SUMS_16
 #undef AETHER_SUMS_32
 #undef AETHER_SUMS_64
@@ -169,6 +212,19 @@ __device__ __forceinline__ void multiply_tiles(float (&c)[kRegisters], const Vec
 #endif
 }
 
+#ifdef AETHER_EMULATED
+// Rows g and g + 8 of a warp's fragment of A.
+template <class T>
+void gather_fragment(T (&rows)[2][16], const uint32_t (&a)[4]) {
+  for (int i = 0; i < 4; ++i) {
+    for (int member = 0; member < 4; ++member) {
+      const uint32_t pair = __shfl_sync(kFullWarp, a[i], lane_index() / 4 * 4 + member);
+      memcpy(&rows[i % 2][2 * member + 8 * (i / 2)], &pair, sizeof pair);
+    }
+  }
+}
+#endif
+
 // Issues c += A B for A [64, 16] in registers (the layout of mma.m16n8k16 in each warp) and 16 rows B of
 // 2 kRegisters columns. Columns 64 c … 64 c + 63 are a tile of `kTileRows` rows.
 template <class T, int kTileRows, int kRegisters>
@@ -177,12 +233,7 @@ __device__ __forceinline__ void add_product(float (&c)[kRegisters], const uint32
 #ifdef AETHER_EMULATED
   const int lane = lane_index();
   T left[2][16];
-  for (int i = 0; i < 4; ++i) {
-    for (int member = 0; member < 4; ++member) {
-      const uint32_t pair = __shfl_sync(kFullWarp, a[i], lane / 4 * 4 + member);
-      memcpy(&left[i % 2][2 * member + 8 * (i / 2)], &pair, sizeof pair);
-    }
-  }
+  gather_fragment(left, a);
   for (int r = 0; r < kRegisters; ++r) {
     const int column = r / 4 * 8 + lane % 4 * 2 + r % 2;
     for (int k = 0; k < 16; ++k) {
@@ -194,6 +245,30 @@ __device__ __forceinline__ void add_product(float (&c)[kRegisters], const uint32
 #else
   constexpr int kChunkBytes = kTileRows * kPiecesOfRow * kVectorBytes;
   wgmma<T>(c, a, operand_descriptor(b + first_row * kPiecesOfRow, kChunkBytes));
+#endif
+}
+
+// Issues c = (is_sum ? c : 0) + A Bᵀ for A [64, 16] in registers (the layout of mma.m16n8k16 in each warp) and the
+// values 16 step … 16 step + 15 of a tile B of 2 kRegisters rows.
+template <class T, int kRegisters>
+__device__ __forceinline__ void multiply_fragment(float (&c)[kRegisters], const uint32_t (&a)[4], const Vector<T>* b,
+                                                  int step, bool is_sum) {
+#ifdef AETHER_EMULATED
+  T left[2][16];
+  gather_fragment(left, a);
+  for (int r = 0; r < kRegisters; ++r) {
+    const int column = r / 4 * 8 + lane_index() % 4 * 2 + r % 2;
+    float sum = is_sum ? c[r] : 0.0f;
+    for (int piece = 0; piece < 2; ++piece) {
+      const Vector<T> right = b[swizzled_piece(column, 2 * step + piece)];
+      for (int k = 0; k < Vector<T>::size; ++k) {
+        sum += to_float(left[r / 2 % 2][piece * Vector<T>::size + k]) * to_float(right.values[k]);
+      }
+    }
+    c[r] = sum;
+  }
+#else
+  wgmma<T>(c, a, operand_descriptor(b) + 2 * step, is_sum);  // 32 bytes for each step
 #endif
 }
 

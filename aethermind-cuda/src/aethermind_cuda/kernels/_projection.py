@@ -11,6 +11,7 @@ from aethermind.ops.weight_format import WeightFormat
 from aethermind_cuda.device_packing import format_family
 from aethermind_cuda.kernels._common import div_up, has_whole_vectors
 from aethermind_cuda.kernels._quantized_gemv import quantized_gemv
+from aethermind_cuda.kernels._split_k import split_k_reduce
 from aethermind_cuda.launch import DeviceArray, DeviceFacts, Launch
 
 __all__ = ["Projection", "SplitProjection"]
@@ -33,7 +34,6 @@ _MAX_K_SPLITS = 16
 _MIN_GROUPS_PER_SPLIT = 4
 """Fewest groups of a split of K: fewer do not amortise its start."""
 _BLOCKS_PER_MULTIPROCESSOR = 2
-_SUM_THREADS = 256
 _RING_BYTES = 8192
 """Ring per warp: `kRingBytes` of csrc/common/project_gemv.cuh."""
 
@@ -127,7 +127,7 @@ class SplitProjection:
         yield Launch(self.source, entry, grid, block, (*arguments, partials), shared_bytes)
         if partials is not None:
             out, bias = arguments[0], arguments[3] if self.num_weights == 1 else None
-            yield _split_k_reduce(out, partials, bias, dtype)
+            yield split_k_reduce(out, partials, bias, dtype)
 
     def batch_invariant_launch(
         self, format: WeightFormat, sizes: tuple[int, int, int], arguments: Sequence[Any], dtype: DType
@@ -166,11 +166,3 @@ class SplitProjection:
         num_groups = div_up(num_inputs, self.group_chunks * _CHUNK_INPUTS)
         max_splits = max(1, min(wanted, num_groups // _MIN_GROUPS_PER_SPLIT, _MAX_K_SPLITS))
         return div_up(num_groups, div_up(num_groups, max_splits)) if num_groups else 1
-
-
-def _split_k_reduce(out: DeviceArray, partials: DeviceArray, bias: DeviceArray | None, dtype: DType) -> Launch:
-    num_splits, num_weights, num_tokens, num_outputs = partials.shape
-    entry = f"split_k_reduce{'_silu' if num_weights > 1 else ''}_{dtype}"
-    arguments = (out, partials, bias, num_tokens, num_outputs, out.dtype is not dtype, num_splits)
-    grid = div_up(num_outputs, _SUM_THREADS), num_tokens, 1
-    return Launch("split_k_reduce", entry, grid, (_SUM_THREADS, 1, 1), arguments)

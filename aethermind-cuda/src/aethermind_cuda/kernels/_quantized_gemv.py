@@ -12,7 +12,7 @@ from aethermind_cuda.kernels._common import div_up, has_whole_vectors
 from aethermind_cuda.launch import DeviceArray, Launch
 from aethermind_cuda.quantized_weights import GROUP_CHUNKS
 
-__all__ = ["quantized_gemv"]
+__all__ = ["quantized_gemv", "staged_group_bytes"]
 
 _WARP = 32
 _TILE_OUTPUTS = 16
@@ -58,12 +58,12 @@ def quantized_gemv(
     warps = div_up(num_groups, div_up(num_groups, max_warps))
     entry = f"{source}_gemv_{family}_{x.dtype}"
     stages = _STAGES if format.bits * num_weights <= _MAX_GROUP_BITS else _STAGES_OF_LONG_GROUPS
-    shared_bytes = warps * num_weights * (stages * _stage_bytes(format) + _SUMS_BYTES)
+    shared_bytes = warps * num_weights * (stages * staged_group_bytes(format) + _SUMS_BYTES)
     grid = div_up(num_tokens, _TOKENS), tiles, 1
     return Launch(source, entry, grid, (warps * _WARP, 1, 1), tuple(arguments), shared_bytes)
 
 
-def _stage_bytes(format: WeightFormat) -> int:
+def staged_group_bytes(format: WeightFormat) -> int:
     """`StagedGroup`: codes, scales, and zero points (a byte for each scale) or offsets."""
     term_bytes = _SCALE_BYTES if format.has_offset else _SCALE_BYTES // 2 if format.has_zero_point else 0
     return _TILE_OUTPUTS * _GROUP_INPUTS * format.bits // 8 + _SCALE_BYTES + term_bytes

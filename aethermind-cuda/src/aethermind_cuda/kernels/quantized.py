@@ -21,8 +21,9 @@ from aethermind_cuda.kernels._dequantize import (
     dequantized_product_bytes,
 )
 from aethermind_cuda.kernels._projection import SplitProjection
+from aethermind_cuda.kernels._quantized_wgmma import quantized_wgmma, quantized_wgmma_bytes, takes_quantized_wgmma
 from aethermind_cuda.kernels.elementwise import elementwise
-from aethermind_cuda.launch import Call, Launch, Work
+from aethermind_cuda.launch import Call, DeviceArray, Launch, Work
 from aethermind_cuda.quantized_weights import GROUP_CHUNKS, QuantizedLayout, quantized_pack
 
 __all__ = ["FORMATS", "KERNELS"]
@@ -44,6 +45,11 @@ def _launches(
         x, *operands = call.inputs
         (out,) = call.outputs
         assert x is not None
+        if not is_invariant and takes_quantized_wgmma(format, x, call.device):
+            yield from quantized_wgmma(
+                format, out, x, *_weights_and_bias(projection, call), call.device, call.workspace
+            )
+            return
         (num_tokens, num_inputs), num_outputs = x.shape, out.shape[1]
         sizes = num_tokens, num_outputs, num_inputs
         layout = QuantizedLayout(format, (num_outputs, num_inputs))
@@ -69,8 +75,9 @@ def _products(projection: SplitProjection, format: WeightFormat) -> Callable[[Ca
         x, *operands = call.inputs
         (out,) = call.outputs
         assert x is not None
+        is_few = x.shape[0] < _min_dequantized_tokens(projection) or takes_quantized_wgmma(format, x, call.device)
         # With a bias cuBLASLt needs 16-byte aligned rows (see `cublas`).
-        if x.shape[0] < _min_dequantized_tokens(projection) or out.shape[1] % _ROW_OUTPUTS:
+        if is_few or out.shape[1] % _ROW_OUTPUTS:
             yield from without_cublaslt(call)
             return
         layout = QuantizedLayout(format, (out.shape[1], x.shape[1]))
@@ -88,20 +95,30 @@ def _products(projection: SplitProjection, format: WeightFormat) -> Callable[[Ca
     return products
 
 
+def _weights_and_bias(projection: SplitProjection, call: Call) -> tuple[list[DeviceArray], DeviceArray | None]:
+    _, *operands = call.inputs
+    weights = [weight for weight in operands[: projection.num_weights] if weight is not None]
+    return weights, (*operands[projection.num_weights :], None)[0]
+
+
 def _min_dequantized_tokens(projection: SplitProjection) -> int:
     return MIN_DEQUANTIZED_TOKENS if projection is _LINEAR else MIN_DEQUANTIZED_GATE_UP_TOKENS
 
 
-def _split_k_workspace_bytes(projection: SplitProjection, call: Call) -> int:
+def _split_k_workspace_bytes(projection: SplitProjection, format: WeightFormat, call: Call) -> int:
     x, (out,) = call.inputs[0], call.outputs
     assert x is not None
-    return projection.split_k_workspace_bytes((x.shape[0], out.shape[1], x.shape[1]), x.dtype, call.device)
+    sizes = x.shape[0], out.shape[1], x.shape[1]
+    return max(
+        projection.split_k_workspace_bytes(sizes, x.dtype, call.device),
+        quantized_wgmma_bytes(sizes, format, projection.num_weights, x.dtype, call.device),
+    )
 
 
 def _products_bytes(projection: SplitProjection, format: WeightFormat, call: Call) -> int:
     x, (out,) = call.inputs[0], call.outputs
     assert x is not None
-    nbytes = _split_k_workspace_bytes(projection, call)
+    nbytes = _split_k_workspace_bytes(projection, format, call)
     if x.shape[0] < _min_dequantized_tokens(projection):
         return nbytes
     dequantized_bytes = dequantized_product_bytes(QuantizedLayout(format, (out.shape[1], x.shape[1])), x.dtype)
@@ -133,7 +150,7 @@ def _kernels(operator: str, format: WeightFormat) -> Iterator[Kernel]:
         operator,
         _launches(projection, format, is_invariant=False),
         name=f"cuda/{name}",
-        workspace_bytes=partial(_split_k_workspace_bytes, projection),
+        workspace_bytes=partial(_split_k_workspace_bytes, projection, format),
         is_batch_invariant=False,
         **shared,
     )

@@ -1,0 +1,29 @@
+// Products of quantised weights with 9 to 64 tokens by wgmma, or both of a SwiGLU: see common/quantized_wgmma.cuh.
+//
+// Targets: 90a
+
+#include "common/quantized_wgmma.cuh"
+
+#define AETHER_QUANTIZED_WGMMA(columns, format, bits, term, dtype, threads)                                        \
+  extern "C" __global__ void __launch_bounds__(threads, 1) quantized_wgmma##columns##_##format##_##dtype(          \
+      void* out, const aether::dtype* x, const uint8_t* weight, const uint8_t* up, const aether::dtype* bias,      \
+      int num_tokens, int num_outputs, int num_inputs, int is_float32, int num_blocks, int log2_chunks,            \
+      float* partials) {                                                                                           \
+    static_assert(threads == aether::kMaxWgmmaThreads<bits, aether::AffineTerm::term, columns>);                   \
+    aether::quantized_wgmma<aether::dtype, bits, aether::AffineTerm::term, columns>(                               \
+        {out, bias, num_tokens, num_outputs, is_float32 != 0}, x, weight, up, num_inputs, num_blocks, log2_chunks, \
+        partials);                                                                                                 \
+  }
+#define AETHER_QUANTIZED_WGMMA_OF(format, bits, term, dtype, threads, threads64) \
+  AETHER_QUANTIZED_WGMMA(16, format, bits, term, dtype, threads)                 \
+  AETHER_QUANTIZED_WGMMA(32, format, bits, term, dtype, threads)                 \
+  AETHER_QUANTIZED_WGMMA(64, format, bits, term, dtype, threads64)
+#define AETHER_QUANTIZED_WGMMA_HALF(format, bits, term, threads, threads64)  \
+  AETHER_QUANTIZED_WGMMA_OF(format, bits, term, float16, threads, threads64) \
+  AETHER_QUANTIZED_WGMMA_OF(format, bits, term, bfloat16, threads, threads64)
+AETHER_QUANTIZED_WGMMA_HALF(int4, 4, kNone, 640, 640)
+AETHER_QUANTIZED_WGMMA_HALF(int4_zp, 4, kZeroPoints, 640, 512)
+AETHER_QUANTIZED_WGMMA_HALF(int4_offset, 4, kOffsets, 640, 512)
+AETHER_QUANTIZED_WGMMA_HALF(int8, 8, kNone, 512, 512)
+AETHER_QUANTIZED_WGMMA_HALF(int8_zp, 8, kZeroPoints, 512, 512)
+AETHER_QUANTIZED_WGMMA_HALF(int8_offset, 8, kOffsets, 512, 512)

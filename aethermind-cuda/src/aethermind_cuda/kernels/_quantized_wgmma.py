@@ -1,0 +1,150 @@
+"""Products of 9 to 128 tokens with quantised weights on compute capability 9.0 (`common/quantized_wgmma.cuh`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from aethermind.hal.dtype import DType
+from aethermind.ops.weight_format import WeightFormat
+from aethermind_cuda.device_packing import format_family
+from aethermind_cuda.kernels._common import div_up
+from aethermind_cuda.kernels._quantized_gemv import staged_group_bytes
+from aethermind_cuda.kernels._split_k import split_k_reduce
+from aethermind_cuda.launch import DeviceArray, DeviceFacts, Launch
+from aethermind_cuda.quantized_weights import QuantizedLayout
+
+__all__ = ["MAX_WGMMA_TOKENS", "quantized_wgmma", "quantized_wgmma_bytes", "takes_quantized_wgmma"]
+
+MAX_WGMMA_TOKENS = 128
+"""For more tokens the dense product of dequantised weights is faster."""
+
+_CAPABILITY = 9, 0
+_MIN_TOKENS = 9
+_BITS = 4, 8
+_COLUMNS = 16, 32, 64
+"""Tokens of a block."""
+_TILE_OUTPUTS = 16
+_WARPGROUP_TILES = 4
+_WARPGROUP_THREADS = 128
+_GROUP_INPUTS = 128
+_WORD_BYTES = 4
+_MIN_WARPGROUPS = 2
+"""Two warpgroups copy the inputs."""
+_MAX_SPLITS = 16
+_RELATIVE_TIMES = {2: 1.4, 3: 1.15, 4: 1.05, 5: 1.0}
+"""Time of a warpgroup's group of inputs by the warpgroups of a block: few do not hide the latency of products."""
+_START_GROUPS = 2.0
+"""Time of a block's start and end, in groups of inputs of five warpgroups."""
+_SPLIT_GROUPS = 0.5
+"""Time of writing and reading the sums of a part of K of 64 tokens, in such groups, where all blocks have them."""
+
+
+class _Grid(NamedTuple):
+    """Blocks: tokens and warpgroups of one, tokens' blocks, outputs' blocks, and parts of K."""
+
+    columns: int
+    warpgroups: int
+    token_blocks: int
+    row_blocks: int
+    splits: int
+
+
+def takes_quantized_wgmma(format: WeightFormat, x: DeviceArray, device: DeviceFacts) -> bool:
+    """Whether `quantized_wgmma` multiplies x[T, K], and is the fastest."""
+    num_tokens, num_inputs = x.shape
+    return (
+        device.compute_capability == _CAPABILITY
+        and format.bits in _BITS
+        and x.dtype is not DType.FLOAT32
+        and _MIN_TOKENS <= num_tokens <= MAX_WGMMA_TOKENS
+        and num_inputs > 0
+        and not (x.address | num_inputs * x.dtype.itemsize) % _WORD_BYTES
+    )
+
+
+def quantized_wgmma(
+    format: WeightFormat,
+    out: DeviceArray,
+    x: DeviceArray,
+    weights: Sequence[DeviceArray],
+    bias: DeviceArray | None,
+    device: DeviceFacts,
+    workspace: int,
+) -> Iterator[Launch]:
+    """out[T, N] = x[T, K] · weight[N, K]ᵀ + bias[N], or SwiGLU of gate and up; `workspace` has
+    `quantized_wgmma_bytes`.
+
+    The summation order depends on the number of tokens.
+    """
+    (num_tokens, num_inputs), num_outputs = x.shape, out.shape[1]
+    layout = QuantizedLayout(format, (num_outputs, num_inputs))
+    grid = _grid((num_tokens, num_outputs, num_inputs), format, len(weights), device)
+    shape = (grid.splits, len(weights), num_tokens, num_outputs)
+    partials = DeviceArray(workspace, DType.FLOAT32, shape) if grid.splits > 1 else None
+    weight, up = (*weights, None)[:2]
+    arguments = (
+        *(out, x, weight, up, bias, num_tokens, num_outputs, num_inputs, out.dtype is not x.dtype),
+        *(layout.num_blocks, layout.log2_chunks, partials),
+    )
+    yield Launch(
+        "quantized_wgmma",
+        f"quantized_wgmma{grid.columns}_{format_family(format)}_{x.dtype}",
+        (grid.token_blocks, grid.row_blocks, grid.splits),
+        (grid.warpgroups * _WARPGROUP_THREADS, 1, 1),
+        arguments,
+        _shared_bytes(format, grid.columns, grid.warpgroups),
+    )
+    if partials is not None:
+        yield split_k_reduce(out, partials, bias, x.dtype)
+
+
+def quantized_wgmma_bytes(
+    sizes: tuple[int, int, int], format: WeightFormat, num_weights: int, dtype: DType, device: DeviceFacts
+) -> int:
+    """The workspace for at most as many tokens as in `sizes` (tokens, outputs, inputs)."""
+    num_tokens, num_outputs, num_inputs = sizes
+    if device.compute_capability != _CAPABILITY or format.bits not in _BITS or dtype is DType.FLOAT32:
+        return 0
+    rows = 0
+    for most in (*_COLUMNS, MAX_WGMMA_TOKENS):
+        tokens = min(most, num_tokens)
+        splits = _grid((tokens, num_outputs, num_inputs), format, num_weights, device).splits
+        rows = max(rows, splits * tokens if splits > 1 else 0)
+    return rows * num_weights * num_outputs * DType.FLOAT32.itemsize
+
+
+def _grid(sizes: tuple[int, int, int], format: WeightFormat, num_weights: int, device: DeviceFacts) -> _Grid:
+    """The grid that is expected to take the shortest time, if each multiprocessor has one block at a time."""
+    num_tokens, num_outputs, num_inputs = sizes
+    columns = next((count for count in _COLUMNS if num_tokens <= count), _COLUMNS[-1])
+    token_blocks = max(1, div_up(num_tokens, columns))
+    tiles = max(1, div_up(num_outputs, _TILE_OUTPUTS)) * num_weights
+    num_groups = max(1, div_up(num_inputs, _GROUP_INPUTS))
+    grids = []
+    for warpgroups in range(_MIN_WARPGROUPS, _max_warpgroups(format, columns) + 1):
+        if _shared_bytes(format, columns, warpgroups) > device.shared_bytes:
+            break
+        row_blocks = div_up(tiles, warpgroups * _WARPGROUP_TILES)
+        blocks = token_blocks * row_blocks
+        most = max(1, min(device.num_multiprocessors // blocks, num_groups, _MAX_SPLITS))
+        for splits in sorted({div_up(num_groups, div_up(num_groups, count)) for count in range(1, most + 1)}):
+            waves = div_up(blocks * splits, device.num_multiprocessors)
+            groups = div_up(num_groups, splits) * warpgroups / 5 * _RELATIVE_TIMES[warpgroups]
+            outputs = num_outputs * num_weights * num_tokens / (3584 * 64)
+            time = waves * (groups + _START_GROUPS) + (splits > 1) * (_START_GROUPS + splits * outputs * _SPLIT_GROUPS)
+            grids.append((time, _Grid(columns, warpgroups, token_blocks, row_blocks, splits)))
+    return min(grids)[1]
+
+
+def _max_warpgroups(format: WeightFormat, columns: int) -> int:
+    """`kMaxWgmmaThreads`."""
+    is_affine = format.has_zero_point or format.has_offset
+    return 4 if format.bits == 8 or (is_affine and columns == _COLUMNS[-1]) else 5
+
+
+def _shared_bytes(format: WeightFormat, columns: int, warpgroups: int) -> int:
+    """Stages of inputs, codes and scales, then the places of rows."""
+    stages = 3 if format.bits == 8 else 4
+    weight_bytes = warpgroups * _WARPGROUP_TILES * staged_group_bytes(format)
+    return stages * (columns * _GROUP_INPUTS * 2 + weight_bytes) + columns * _WORD_BYTES
