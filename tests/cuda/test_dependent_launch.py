@@ -23,6 +23,7 @@ WAITS_INSIDE = {
     "gate_up_silu_quantized.cu": ("quantized_gemv",),
     "linear_quantized.cu": ("quantized_gemv",),
     "qkv_projection_quantized.cu": ("project_qkv_quantized_gemv",),
+    "quantized_wgmma.cu": ("quantized_wgmma",),
 }
 """Sources with kernels that have something to do before they wait (common/project_gemv.cuh, quantized_gemv.cuh), and
 what they call."""

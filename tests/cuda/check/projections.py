@@ -21,6 +21,8 @@ _ONE_ROUNDING = 4e-3
 _ROUNDED_TWICE = 6e-3
 _ROUNDED_INPUTS = 4e-2
 """Of inputs rounded to fp8, by up to 1/16 of their values: 2.5e-2 in the mean."""
+_MAX_FEW_TOKENS = 128
+"""Most tokens of the projections of attention."""
 _MAX_FP8_EXACT_TOKENS = 8
 """Most tokens whose inputs are not quantised."""
 
@@ -61,7 +63,8 @@ class Projections:
         for format in self.bench.sizes.formats:
             for tokens in self.bench.sizes.quantized_tokens:
                 yield f"{format} down {tokens}", partial(self._quantized, format, tokens, hidden, inner)
-            for tokens in self.bench.sizes.quantized_tokens[:1]:
+            few = [tokens for tokens in self.bench.sizes.quantized_tokens if tokens <= _MAX_FEW_TOKENS]
+            for tokens in few if format in ("int4", "int8") else few[:1]:
                 yield f"{format} q {tokens}", partial(self._quantized, format, tokens, hidden, hidden)
                 if format.startswith("int"):
                     yield f"{format} qkv {tokens}", partial(self._qkv, format, tokens)

@@ -46,7 +46,7 @@ _PROFILED = {
     "qkv": ("qkv 1",),
     "decode": ("decode 1 x 16384", "decode 8 x 1024", "decode 64 x 1024"),
     "prefill": ("prefill 2048 of 2048",),
-    "quantized": ("int4 down 1", "int4 gate_up 1", "int4 gate_up 32"),
+    "quantized": ("int4 down 1", "int4 gate_up 1", "int4 gate_up 32", "int4 gate_up 64", "int4 down 64"),
     "sampling": ("plain 256", "top_p 256"),
     "recurrent": ("qwen3_next decode 64", "qwen3_next prefill 2048", "mamba2 decode 64"),
 }
