@@ -29,7 +29,9 @@ the values of the block type, computed in float32 and rounded once.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -46,7 +48,9 @@ __all__ = ["BLOCK_TYPES", "BlockType"]
 Array = npt.NDArray[Any]
 
 _BLOCK = 32
-_VALUES_PER_CHUNK = 1 << 20
+_VALUES_PER_CHUNK = 1 << 18
+_MAX_THREADS = min(4, os.cpu_count() or 1)
+"""Threads that decode the chunks of a tensor: few, because memory limits them and each needs some for a chunk."""
 _POWERS_OF_3 = np.array([1, 3, 9, 27, 81], np.uint8)
 _IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 """The codebook of IQ4_NL and IQ4_XS: denser around zero, like weights."""
@@ -112,11 +116,20 @@ class BlockType:
         offsets = np.empty(blocks, format.scale_dtype) if format.has_offset else None
         super_block_shape = (rows, format.num_super_blocks(columns), 2) if format.super_block_size else None
         super_block_scales = None if super_block_shape is None else np.empty(super_block_shape, np.float16)
-        for chunk, encoded in self._chunks(stored, shape):
+
+        def decode(chunk: slice, encoded: Array) -> None:
             converted = self._as_weight_format(self.decode(encoded))
             for array, values in zip((codes, scales, offsets, super_block_scales), converted, strict=True):
                 if array is not None and values is not None:
                     array[chunk] = values.reshape(array[chunk].shape)
+
+        chunks = list(self._chunks(stored, shape))
+        if len(chunks) == 1:
+            decode(*chunks[0])
+        elif chunks:
+            with ThreadPoolExecutor(min(len(chunks), _MAX_THREADS), "aethermind-decode") as pool:
+                for done in [pool.submit(decode, *chunk) for chunk in chunks]:
+                    done.result()
         return QuantizedWeight(format, codes, scales, zeros, offsets, super_block_scales)
 
     def values(self, stored: Array, shape: tuple[int, int], dtype: npt.DTypeLike) -> Array:
