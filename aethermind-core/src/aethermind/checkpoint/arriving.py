@@ -67,25 +67,28 @@ class ArrivingGguf(GgufFile):
         """Read the header. Raises CheckpointError as `GgufFile` does, about the file of the header."""
         super().__init__(header)
         self.path = path
-        self._wait = wait
-        self._whole: GgufFile | None = None
+        self._wait: Callable[[], object] | None = wait
 
     def array(self, name: str) -> npt.NDArray[Any] | QuantizedWeight:
         """Return a tensor's values (`GgufFile.array`) as soon as the file is whole."""
-        return super().array(name) if name in CONFIGURATION_TENSORS else self._whole_file().array(name)
+        if name not in CONFIGURATION_TENSORS:
+            self._map_whole_file()
+        return super().array(name)
 
     def values(self, name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return a tensor's values (`GgufFile.values`) as soon as the file is whole."""
-        return self._whole_file().values(name, dtype)
+        self._map_whole_file()
+        return super().values(name, dtype)
 
-    def _whole_file(self) -> GgufFile:
-        if self._whole is None:
-            self._wait()
-            whole = GgufFile(self.path)
-            if whole.num_bytes != self.num_bytes or whole.tensors != self.tensors:
-                raise _changed(self.path)
-            self._whole = whole
-        return self._whole
+    def _map_whole_file(self) -> None:
+        """Map the file instead of its header, which is not read again."""
+        if self._wait is None:
+            return
+        self._wait()
+        whole, end = self._map_file(), self._data_begin
+        if len(whole) != self.num_bytes or whole[:end] != self.map[:end]:
+            raise _changed(self.path)
+        self.map, self._wait = whole, None
 
 
 def _changed(path: Path) -> CheckpointError:

@@ -9,7 +9,6 @@ vocabulary are skipped, and decoded when they are iterated over.
 from __future__ import annotations
 
 import mmap
-import os
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -127,18 +126,8 @@ class GgufFile:
         """
         self.path = Path(path)
         assert sys.byteorder == "little", "GGUF values are little-endian"
-        if self.path.exists() and not self.path.is_file():
-            raise CheckpointError(f"{self.path} is not a regular file. Name a .gguf file on disk.")
-        try:
-            with open(self.path, "rb") as file:
-                self.num_bytes = os.fstat(file.fileno()).st_size
-                if file.read(len(_MAGIC)) != _MAGIC:
-                    self.fail(f"is not a GGUF file: it does not begin with {_MAGIC.decode()}")
-                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise CheckpointError(
-                f"{self.path} cannot be read: {error.strerror}. Check the path and its permissions."
-            ) from error
+        self.map = self._map_file()
+        self.num_bytes = len(self.map)
         reader = _Reader(self, len(_MAGIC))
         version = reader.number("<u4")
         if version not in _VERSIONS:
@@ -165,11 +154,6 @@ class GgufFile:
     def names(self) -> tuple[str, ...]:
         """Every tensor's name, in the file's order."""
         return tuple(self._types)
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """The descriptions of all tensors whose types can be read, by name."""
-        return MappingProxyType(self._tensors)
 
     @property
     def total_bytes(self) -> int:
@@ -257,6 +241,19 @@ class GgufFile:
         """Raise an error about this file."""
         advice = remedy(self.path, otherwise="Fetch or write the file again.")
         raise error_class(f"{self.path} {problem}. {advice}")
+
+    def _map_file(self) -> mmap.mmap:
+        if self.path.exists() and not self.path.is_file():
+            raise CheckpointError(f"{self.path} is not a regular file. Name a .gguf file on disk.")
+        try:
+            with open(self.path, "rb") as file:
+                if file.read(len(_MAGIC)) != _MAGIC:
+                    self.fail(f"is not a GGUF file: it does not begin with {_MAGIC.decode()}")
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path} cannot be read: {error.strerror}. Check the path and its permissions."
+            ) from error
 
     def _read_tensor(self, reader: _Reader) -> None:
         name = reader.string()
