@@ -19,7 +19,7 @@ from aethermind.ops.operator import Operator, Sample
 from aethermind.runtime import OpenDevice, Runtime
 from aethermind.testing.operator_calls import KernelCase, check_kernel, run_kernel
 from aethermind_cuda.backend import CudaBackend
-from aethermind_cuda.kernels import _expert_wgmma
+from aethermind_cuda.kernels import _expert_wgmma, _mxfp4_experts
 from aethermind_cuda.kernels.mixture import KERNELS
 from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, KernelFunction, Launch
 
@@ -145,7 +145,7 @@ def test_experts_in_mxfp4_by_wgmma(
     opened: OpenDevice, monkeypatch: pytest.MonkeyPatch, num_tokens: int, hidden_size: int, width: int, pairs: int
 ) -> None:
     """Tiles of each size, and of half of it at most; parts of a tile of outputs; odd numbers of steps of 64 inputs."""
-    monkeypatch.setattr(_expert_wgmma, "_CAPABILITY", (8, 0))
+    monkeypatch.setattr(_mxfp4_experts, "_CAPABILITY", (8, 0))
     num_experts = 5 if pairs == 16 else 3
     rng = np.random.default_rng(num_tokens)
     ids = np.argsort(rng.random((num_tokens, num_experts)), axis=1)[:, :2].astype(np.int32)
@@ -163,10 +163,39 @@ def test_experts_in_mxfp4_by_wgmma(
     assert launched(opened, f"moe_gate_up_silu_mxfp4_{pairs}", f"moe_linear_mxfp4_{pairs}")
 
 
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
+@pytest.mark.parametrize(
+    ("num_tokens", "hidden_size", "width"), [(1, 1160, 40), (2, 72, 16), (9, 392, 24), (30, 64, 8)]
+)
+def test_experts_in_mxfp4_by_gemv(
+    opened: OpenDevice, num_tokens: int, hidden_size: int, width: int, dtype: DType
+) -> None:
+    """One token's pairs, unsorted and sorted ones; several groups for a warp; rows that begin within a tile."""
+    num_experts = 16 if num_tokens == 2 else 5
+    rng = np.random.default_rng(num_tokens)
+    ids = np.argsort(rng.random((num_tokens, num_experts)), axis=1)[:, :2].astype(np.int32)
+    scale = np.exp2(rng.integers(-9, -3, (num_experts * width, 1)))
+    gate, up = (rng.standard_normal((num_experts * width, hidden_size)) * scale for _ in range(2))
+    biases = [rng.standard_normal(num_experts * width) for _ in range(2)]
+    x, chosen = rng.standard_normal((num_tokens, hidden_size)), rng.standard_normal((num_tokens, 2, hidden_size))
+    clamped = {"alpha": 1.702, "limit": 1.5, "up_offset": 1.0}
+    for operator, inputs, activation in (
+        (MOE_GATE_UP_SILU, (x, ids, gate, up, None, None), {}),
+        (MOE_GATE_UP_SILU, (x, ids, gate, up, *biases), clamped),
+        (MOE_LINEAR, (chosen, ids, gate, biases[0]), {}),
+    ):
+        check_quantised(opened, operator, inputs, {"num_experts": num_experts, **activation}, "mxfp4", dtype)
+    assert launched(opened, f"moe_gate_up_silu_mxfp4_gemv_{dtype}", f"moe_linear_mxfp4_gemv_{dtype}")
+
+
+@pytest.mark.parametrize("by_wgmma", [False, True])
 @pytest.mark.parametrize("largest", [2.0, 4.0, 2.0**120])
-def test_scales_of_mxfp4_may_be_large(opened: OpenDevice, monkeypatch: pytest.MonkeyPatch, largest: float) -> None:
+def test_scales_of_mxfp4_may_be_large(
+    opened: OpenDevice, monkeypatch: pytest.MonkeyPatch, largest: float, by_wgmma: bool
+) -> None:
     """bfloat16 does not hold a scale above 2 times 2^126."""
-    monkeypatch.setattr(_expert_wgmma, "_CAPABILITY", (8, 0))
+    if by_wgmma:
+        monkeypatch.setattr(_mxfp4_experts, "_CAPABILITY", (8, 0))
     rng = np.random.default_rng(7)
     num_tokens, num_experts, hidden_size, width = 20, 3, 64, 16
     ids = rng.integers(0, num_experts, (num_tokens, 1), dtype=np.int32)
@@ -177,16 +206,21 @@ def test_scales_of_mxfp4_may_be_large(opened: OpenDevice, monkeypatch: pytest.Mo
 
 
 def check_quantised(
-    opened: OpenDevice, operator: Operator, inputs: tuple[Any, ...], attributes: dict[str, Any], format: str
+    opened: OpenDevice,
+    operator: Operator,
+    inputs: tuple[Any, ...],
+    attributes: dict[str, Any],
+    format: str,
+    dtype: DType = DType.BFLOAT16,
 ) -> None:
-    """Compare a kernel that is not batch-invariant with the reference, in bfloat16."""
+    """Compare a kernel that is not batch-invariant with the reference."""
     kernel = next(
         kernel
         for kernel in KERNELS
         if kernel.operator == operator.name and format in (kernel.weight_formats or ()) and kernel.priority == 0
     )
     sample = Sample("quantised", inputs, attributes)
-    case = KernelCase(operator, kernel, DType.BFLOAT16, sample, RUNTIME.weight_formats.get(format))
+    case = KernelCase(operator, kernel, dtype, sample, RUNTIME.weight_formats.get(format))
     check_kernel(case, RUNTIME.operators, opened)
 
 

@@ -10,6 +10,7 @@
 // The heads of linear_per_head are experts of every token, in the same order, so their pairs need no sorting.
 #pragma once
 
+#include "common/activations.cuh"
 #include "common/memory.cuh"
 #include "common/project_gemv.cuh"
 #include "common/projection.cuh"
@@ -72,6 +73,35 @@ struct PairRows {
     return order == nullptr ? begin + token * stride : order[begin + token];
   }
   __device__ __forceinline__ int64_t row_of(int token) const { return pair_of(token) / pairs_per_row; }
+};
+
+// The rows of the pairs of a tile.
+__device__ __forceinline__ PairRows rows_of(const ExpertProducts& call, const ExpertTile& tile) {
+  return {call.order, tile.begin, tile.count, call.num_experts, call.pairs_per_row};
+}
+
+// The bias of an output of a tile's expert, 0 where there is none.
+template <class T>
+__device__ __forceinline__ float bias_of(const ExpertProducts& call, const ExpertTile& tile, int which, int output) {
+  const T* const biases = static_cast<const T*>(which == 0 ? call.biases[0] : call.biases[1]);
+  const bool is_present = biases != nullptr && output < call.num_outputs;
+  return is_present ? to_float(biases[static_cast<int64_t>(tile.expert) * call.num_outputs + output]) : 0.0f;
+}
+
+// g · sigmoid(alpha · g) · (u + up_offset) of gate and up, which are clamped where limit > 0.
+struct GatedActivation {
+  float alpha;
+  float limit;
+  float up_offset;
+
+  template <class T>
+  __device__ __forceinline__ float of(float gate, float up) const {
+    if (limit > 0.0f) {
+      gate = fminf(gate, limit);
+      up = fminf(fmaxf(up, -limit), limit);
+    }
+    return gate * sigmoid_for<T>(alpha * gate) * (up + up_offset);
+  }
 };
 
 // The results of the pairs of a tile, rounded to T. `output` counts rows of the stack.

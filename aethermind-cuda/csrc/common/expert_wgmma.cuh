@@ -3,7 +3,6 @@
 // holds both terms of its results.
 #pragma once
 
-#include "common/activations.cuh"
 #include "common/async_copy.cuh"
 #include "common/expert_products.cuh"
 #include "common/wgmma.cuh"
@@ -13,22 +12,6 @@ namespace aether {
 constexpr int kWgmmaPairs = 128;  // of a tile
 constexpr int kWgmmaThreads = 256;
 
-// g · sigmoid(alpha · g) · (u + up_offset) of gate and up, which are clamped where limit > 0.
-struct GatedActivation {
-  float alpha;
-  float limit;
-  float up_offset;
-
-  template <class T>
-  __device__ __forceinline__ float of(float gate, float up) const {
-    if (limit > 0.0f) {
-      gate = fminf(gate, limit);
-      up = fminf(fmaxf(up, -limit), limit);
-    }
-    return gate * sigmoid_for<T>(alpha * gate) * (up + up_offset);
-  }
-};
-
 // The experts whose dequantised weights are in memory; tiles of other experts are skipped.
 struct ExpertRange {
   int first;
@@ -36,14 +19,6 @@ struct ExpertRange {
 
   __device__ __forceinline__ bool has(int expert) const { return expert >= first && expert < first + count; }
 };
-
-// The bias of an output of a tile's expert, 0 where there is none.
-template <class T>
-__device__ __forceinline__ float bias_of(const ExpertProducts& call, const ExpertTile& tile, int which, int output) {
-  const T* const biases = static_cast<const T*>(which == 0 ? call.biases[0] : call.biases[1]);
-  const bool is_present = biases != nullptr && output < call.num_outputs;
-  return is_present ? to_float(biases[static_cast<int64_t>(tile.expert) * call.num_outputs + output]) : 0.0f;
-}
 
 // Adds the biases to the sums of a tile of kPairs pairs, applies the activation and stores the results. Thread
 // t = 32 w + 4 g + i holds rows g and g + 8 of its warp's 16 for pairs 8 j + 2 i and the next one. Lanes of

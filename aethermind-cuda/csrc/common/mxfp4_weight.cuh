@@ -38,9 +38,13 @@ __device__ __forceinline__ uint32_t scaled_e2m1_pair(uint32_t word, uint32_t fac
   return pair_product<T>(masked_or(moved, kMagnitude, signs), factor);
 }
 
+// The factor of elements themselves.
+template <class T>
+constexpr uint32_t kE2m1Factor = std::is_same_v<T, float16> ? 0x74007400u : 0x7e807e80u;
+
 template <class T, int kBit>
 __device__ __forceinline__ uint32_t e2m1_pair(uint32_t word) {
-  return scaled_e2m1_pair<T, kBit>(word, std::is_same_v<T, float16> ? 0x74007400u : 0x7e807e80u);
+  return scaled_e2m1_pair<T, kBit>(word, kE2m1Factor<T>);
 }
 
 __device__ __forceinline__ float e2m1_value(uint32_t code) {

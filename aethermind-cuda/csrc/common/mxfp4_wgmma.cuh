@@ -12,8 +12,8 @@
 
 #include "common/async_copy.cuh"
 #include "common/expert_wgmma.cuh"
-#include "common/fragment_wgmma.cuh"
 #include "common/mxfp4_weight.cuh"
+#include "common/wgmma.cuh"
 
 namespace aether {
 
@@ -25,10 +25,6 @@ struct alignas(kVectorBytes) StagedMxfp4 {
   uint32_t codes[2][kWarpSize * 4];
   uint32_t exponents[2][16];
 };
-
-__device__ __forceinline__ PairRows rows_of(const ExpertProducts& call, const ExpertTile& tile) {
-  return {call.order, tile.begin, tile.count, call.num_experts, call.pairs_per_row};
-}
 
 // A block computes 128 rows of weights for one tile of pairs: 128 outputs, or 64 of a SwiGLU.
 template <class T, int kPairs, bool kGated>

@@ -139,7 +139,7 @@ __device__ __forceinline__ void wgmma(float (&c)[64], const uint32_t (&a)[4], ui
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
   }
 }
-// c = (is_sum ? c : 0) + A Bᵀ for A [64, 16] in registers and 16, 32 or 64 rows of 16 values of B.
+// c = (is_sum ? c : 0) + A Bᵀ for A [64, 16] in registers and 16, 32, 64 or 128 rows of 16 values of B.
 template <class T>
 __device__ __forceinline__ void wgmma(float (&c)[8], const uint32_t (&a)[4], uint64_t b, int is_sum) {
   if constexpr (std::is_same_v<T, float16>) {
@@ -173,6 +173,18 @@ __device__ __forceinline__ void wgmma(float (&c)[32], const uint32_t (&a)[4], ui
   } else {
     asm volatile(AETHER_WGMMA("64", "bf16", "%37", AETHER_PLACES_32, "{%32, %33, %34, %35}, %36, p, 1, 1, 0")
                  : AETHER_SUMS_32
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_sum));
+  }
+}
+template <class T>
+__device__ __forceinline__ void wgmma(float (&c)[64], const uint32_t (&a)[4], uint64_t b, int is_sum) {
+  if constexpr (std::is_same_v<T, float16>) {
+    asm volatile(AETHER_WGMMA("128", "f16", "%69", AETHER_PLACES_64, "{%64, %65, %66, %67}, %68, p, 1, 1, 0")
+                 : AETHER_SUMS_64
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_sum));
+  } else {
+    asm volatile(AETHER_WGMMA("128", "bf16", "%69", AETHER_PLACES_64, "{%64, %65, %66, %67}, %68, p, 1, 1, 0")
+                 : AETHER_SUMS_64
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_sum));
   }
 }

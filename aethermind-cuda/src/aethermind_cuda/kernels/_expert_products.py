@@ -12,7 +12,7 @@ The heads of `linear_per_head` are experts of every token, so their tiles are kn
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -32,7 +32,10 @@ __all__ = [
     "codes_of",
     "expert_call",
     "expert_products",
+    "gated_activation",
     "head_product",
+    "num_output_tiles",
+    "pairs_of_few",
     "sorted_pairs",
     "sorting_bytes",
 ]
@@ -77,6 +80,12 @@ class _ExpertProducts(ctypes.Structure):
     ]
 
 
+class _GatedActivation(ctypes.Structure):
+    """`GatedActivation` of csrc/common/expert_products.cuh."""
+
+    _fields_ = [(name, ctypes.c_float) for name in ("alpha", "limit", "up_offset")]
+
+
 class ExpertProduct(NamedTuple):
     """out[T, A, N] = rows times the transposed weights of their experts, of a stack [num_experts * N, K], plus bias."""
 
@@ -111,10 +120,11 @@ def expert_products(
         return
     per_expert = _MIN_TILED_PAIRS_PER_QUANTIZED_EXPERT if format else _MIN_TILED_PAIRS_PER_EXPERT
     is_tiled = not is_invariant and x.dtype is not DType.FLOAT32 and num_pairs > num_experts * per_expert
-    pairs = TokenExpertPairs(num_pairs, num_experts, num_pairs, ids)
-    if num_pairs > max(ids.shape[1], num_experts // _EXPERTS_PER_UNSORTED_PAIR):
-        pairs, sort = sorted_pairs(ids, num_experts, _TILED_PAIRS if is_tiled else _SKINNY_PAIRS, workspace)
-        yield sort
+    if is_tiled:
+        pairs, *sort = sorted_pairs(ids, num_experts, _TILED_PAIRS, workspace)
+    else:
+        pairs, *sort = pairs_of_few(ids, num_experts, workspace)
+    yield from sort
     yield _launch(products, x, format, pairs, is_tiled, pairs_per_row=ids.shape[1] if len(x.shape) == 2 else 1)
 
 
@@ -139,6 +149,20 @@ class TokenExpertPairs(NamedTuple):
     ids: DeviceArray | None = None
     order: DeviceArray | None = None
     tiles: DeviceArray | None = None
+
+
+def pairs_of_few(
+    ids: DeviceArray, num_experts: int, workspace: int
+) -> tuple[TokenExpertPairs] | tuple[TokenExpertPairs, Launch]:
+    """Token-expert pairs in tiles of up to eight, with the launch that sorts them unless few share an expert."""
+    if ids.size > max(ids.shape[1], num_experts // _EXPERTS_PER_UNSORTED_PAIR):
+        return sorted_pairs(ids, num_experts, _SKINNY_PAIRS, workspace)
+    return (TokenExpertPairs(ids.size, num_experts, ids.size, ids),)
+
+
+def gated_activation(attributes: Mapping[str, Any] | None) -> ctypes.Structure:
+    """The argument of kernels, from the attributes of `moe_gate_up_silu`; None for products without an activation."""
+    return _GatedActivation(*(float((attributes or {}).get(field[0], 0.0)) for field in _GatedActivation._fields_))
 
 
 def sorted_pairs(
@@ -187,9 +211,7 @@ def _launch(
     tile_pairs = _TILED_PAIRS if is_tiled else _SKINNY_PAIRS
     layout = None if format is None or format == FP8 else QuantizedLayout(format, (num_outputs, num_inputs))
     call = expert_call(products, x, pairs, tile_pairs, pairs_per_row, layout)
-    # Rows of an expert may begin within a tile of 16 outputs of the stack.
-    num_output_tiles = div_up(num_outputs, _TILE_OUTPUTS) + (num_outputs % _TILE_OUTPUTS != 0)
-    sizes = _TILED_PAIRS if is_tiled else 1, num_output_tiles * _TILE_OUTPUTS, num_inputs
+    sizes = _TILED_PAIRS if is_tiled else 1, num_output_tiles(num_outputs) * _TILE_OUTPUTS, num_inputs
     projection, suffix, dense = _DENSE, str(x.dtype), [product.weight for product in products]
     if format == FP8:
         projection, stack = _FLOAT8, Float8Layout((pairs.num_experts * num_outputs, num_inputs))
@@ -203,6 +225,11 @@ def _launch(
 def codes_of(format: WeightFormat) -> str:
     """The name of a format's codes in names of kernels, which are compiled for all kinds of scales and zero points."""
     return format.name if format in (MXFP4, FP8) else f"int{format.bits}"
+
+
+def num_output_tiles(num_outputs: int) -> int:
+    """The most tiles of 16 outputs of a stack that the rows of an expert overlap: they may begin within one."""
+    return div_up(num_outputs, _TILE_OUTPUTS) + (num_outputs % _TILE_OUTPUTS != 0)
 
 
 def _max_tiles(num_pairs: int, num_experts: int, tile_pairs: int) -> int:

@@ -1,7 +1,6 @@
-"""Products of many token-expert pairs on compute capability 9.0, by wgmma.
+"""Products of many token-expert pairs on compute capability 9.0, by wgmma (csrc/moe_linear_wgmma.cu).
 
-Weights in mxfp4 are decoded in registers (csrc/moe_linear_mxfp4.cu). Those of integer codes are first dequantised to
-the workspace, some experts at a time (csrc/moe_linear_wgmma.cu).
+Quantised weights are first dequantised to the workspace, some experts at a time.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from aethermind.hal.memory import align_up
 from aethermind.ops.weight_format import FP8, MXFP4, WeightFormat
 from aethermind_cuda.kernels._common import div_up
 from aethermind_cuda.kernels._dequantize import dequantize_weight
-from aethermind_cuda.kernels._expert_products import ExpertProduct, expert_call, sorted_pairs
+from aethermind_cuda.kernels._expert_products import ExpertProduct, expert_call, gated_activation, sorted_pairs
 from aethermind_cuda.launch import DeviceArray, DeviceFacts, Launch
 from aethermind_cuda.quantized_weights import QuantizedLayout
 
-__all__ = ["dequantized_expert_bytes", "is_decoded", "is_rounded", "takes_wgmma", "wgmma_expert_products"]
+__all__ = ["dequantized_expert_bytes", "is_dequantized", "takes_wgmma", "wgmma_expert_products"]
 
 _CAPABILITY = 9, 0
 _MIN_PAIRS_PER_EXPERT = 3
@@ -36,17 +35,6 @@ _DEPTH = 64
 """Inputs of a step."""
 _VECTOR_BYTES = 16
 _SHARED_BYTES = 3 * (_TILE_ROWS + _TILE_PAIRS) * _DEPTH * 2
-_MXFP4_PAIRS = ((8, 16), (20, 32), (44, 64))
-"""Pairs of a tile of weights in mxfp4, by the most pairs for each expert; with more, 128."""
-_MXFP4_INPUT_STAGES = 4
-_MXFP4_CODE_BYTES = 8 * 3 * 1152
-"""Of the rings of eight warps: three `StagedMxfp4` of csrc/common/mxfp4_wgmma.cuh each."""
-
-
-class _GatedActivation(ctypes.Structure):
-    """`GatedActivation` of csrc/common/expert_wgmma.cuh."""
-
-    _fields_ = [(name, ctypes.c_float) for name in ("alpha", "limit", "up_offset")]
 
 
 class _ExpertRange(ctypes.Structure):
@@ -55,20 +43,9 @@ class _ExpertRange(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in ("first", "count")]
 
 
-def is_rounded(format: WeightFormat) -> bool:
-    """Whether weights in a format may be dequantised and so rounded to the dtype of the inputs."""
+def is_dequantized(format: WeightFormat) -> bool:
+    """Whether weights in a format may be dequantised, which rounds them to the dtype of the inputs."""
     return format not in (FP8, MXFP4)
-
-
-def is_decoded(format: WeightFormat | None) -> bool:
-    """Whether weights in a format are decoded in registers, for inputs in bfloat16."""
-    return format == MXFP4
-
-
-def _is_many(num_pairs: int, num_experts: int, format: WeightFormat | None) -> bool:
-    if is_decoded(format):
-        return 2 * num_pairs > num_experts
-    return num_pairs > num_experts * (_MIN_PAIRS_PER_EXPERT if format is None else _MIN_PAIRS_PER_QUANTIZED_EXPERT)
 
 
 def takes_wgmma(
@@ -81,12 +58,12 @@ def takes_wgmma(
     device: DeviceFacts,
 ) -> bool:
     """Whether `wgmma_expert_products` computes products with [num_experts * num_outputs, K], and is the fastest."""
-    dtypes = (DType.BFLOAT16,) if is_decoded(format) else (DType.FLOAT16, DType.BFLOAT16)
+    per_expert = _MIN_PAIRS_PER_EXPERT if format is None else _MIN_PAIRS_PER_QUANTIZED_EXPERT
     return (
         device.compute_capability == _CAPABILITY
-        and format != FP8
-        and x.dtype in dtypes
-        and _is_many(ids.size, num_experts, format)
+        and (format is None or is_dequantized(format))
+        and x.dtype is not DType.FLOAT32
+        and ids.size > num_experts * per_expert
         and x.shape[-1] > 0
         and not x.shape[-1] % _DEPTH
         and not num_outputs % (2 if format is None else _TILE_OUTPUTS)
@@ -114,12 +91,6 @@ def wgmma_expert_products(
     The activation has the attributes of `moe_gate_up_silu`; the result is the `out` of the first product.
     `workspace` has `dequantized_expert_bytes` for quantised weights, then the `sorting_bytes`.
     """
-    pairs_per_row = ids.shape[1] if len(x.shape) == 2 else 1
-    gating = _GatedActivation(*(float((activation or {}).get(field[0], 0.0)) for field in _GatedActivation._fields_))
-    operator = "moe_gate_up_silu" if activation else "moe_linear"
-    if is_decoded(format):
-        yield from _decoded_products(operator, products, x, ids, num_experts, workspace, pairs_per_row, gating)
-        return
     num_outputs, num_inputs = products[0].out.shape[-1], x.shape[-1]
     shape, weight_bytes = (num_experts * num_outputs, num_inputs), 0
     at_once = num_experts
@@ -129,6 +100,8 @@ def wgmma_expert_products(
     pairs, sort = sorted_pairs(ids, num_experts, _TILE_PAIRS, workspace + len(products) * weight_bytes)
     yield sort
     grid = div_up(num_outputs, _TILE_ROWS // len(products)), pairs.num_tiles, 1
+    operator = "moe_gate_up_silu" if activation else "moe_linear"
+    pairs_per_row = ids.shape[1] if len(x.shape) == 2 else 1
     for first in range(0, num_experts, at_once):
         count = min(at_once, num_experts - first)
         if format is not None:
@@ -142,33 +115,10 @@ def wgmma_expert_products(
         else:
             parts = list(products)
         call = expert_call(parts, x, pairs, _TILE_PAIRS, pairs_per_row)
-        arguments = call, gating, _ExpertRange(first, count)
+        arguments = call, gated_activation(activation), _ExpertRange(first, count)
         yield Launch(
             "moe_linear_wgmma", f"{operator}_wgmma_{x.dtype}", grid, (_THREADS, 1, 1), arguments, _SHARED_BYTES
         )
-
-
-def _decoded_products(
-    operator: str,
-    products: Sequence[ExpertProduct],
-    x: DeviceArray,
-    ids: DeviceArray,
-    num_experts: int,
-    workspace: int,
-    pairs_per_row: int,
-    gating: _GatedActivation,
-) -> Iterator[Launch]:
-    """The launches for weights in mxfp4. Tiles have about as many pairs as experts have on average."""
-    per_expert = ids.size / num_experts
-    tile_pairs = next((pairs for most, pairs in _MXFP4_PAIRS if per_expert <= most), _TILE_PAIRS)
-    pairs, sort = sorted_pairs(ids, num_experts, tile_pairs, workspace)
-    yield sort
-    num_outputs = products[0].out.shape[-1]
-    grid = div_up(num_outputs, _TILE_ROWS // len(products)), pairs.num_tiles, 1
-    code_pieces = QuantizedLayout(MXFP4, (num_experts * num_outputs, x.shape[-1])).code_bytes // _VECTOR_BYTES
-    arguments = expert_call(products, x, pairs, tile_pairs, pairs_per_row), gating, code_pieces
-    shared_bytes = _MXFP4_INPUT_STAGES * tile_pairs * _DEPTH * x.dtype.itemsize + _MXFP4_CODE_BYTES
-    yield Launch("moe_linear_mxfp4", f"{operator}_mxfp4_{tile_pairs}", grid, (_THREADS, 1, 1), arguments, shared_bytes)
 
 
 def _expert_bytes(shape: tuple[int, int], num_experts: int, dtype: DType) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,12 +23,12 @@ from aethermind_cuda.kernels._expert_products import (
 )
 from aethermind_cuda.kernels._expert_wgmma import (
     dequantized_expert_bytes,
-    is_decoded,
-    is_rounded,
+    is_dequantized,
     takes_wgmma,
     wgmma_expert_products,
 )
 from aethermind_cuda.kernels._heads import last_dim
+from aethermind_cuda.kernels._mxfp4_experts import mxfp4_products, takes_mxfp4_products
 from aethermind_cuda.kernels.elementwise import clamped_silu_mul
 from aethermind_cuda.kernels.quantized import FORMATS
 from aethermind_cuda.launch import Call, DeviceArray, Launch
@@ -99,12 +99,27 @@ def _moe_linear(format: WeightFormat | None, is_invariant: bool) -> Callable[[Ca
         assert weight is not None
         product = ExpertProduct(call.outputs[0], weight, bias)
         num_experts = int(call.attributes["num_experts"])
+        if _takes_mxfp4(format, call, [weight], is_invariant):
+            yield from mxfp4_products(
+                [product], x, ids, num_experts, call.workspace, call.device, is_invariant=is_invariant
+            )
+            return
         if not is_invariant and takes_wgmma(x, ids, product.out.shape[-1], num_experts, format, [weight], call.device):
             yield from wgmma_expert_products([product], x, ids, num_experts, format, call.workspace)
             return
         yield from expert_products([product], x, ids, num_experts, format, call.workspace, is_invariant=is_invariant)
 
     return launches
+
+
+def _takes_mxfp4(format: WeightFormat | None, call: Call, weights: Sequence[DeviceArray], is_invariant: bool) -> bool:
+    x, ids = call.inputs[:2]
+    assert x is not None
+    assert ids is not None
+    num_experts, num_outputs = int(call.attributes["num_experts"]), call.outputs[0].shape[-1]
+    return takes_mxfp4_products(
+        format, x, ids, num_outputs, num_experts, weights, call.device, is_invariant=is_invariant
+    )
 
 
 def _moe_linear_bytes(format: WeightFormat | None, call: Call) -> int:
@@ -125,6 +140,11 @@ def _moe_gate_up_silu(format: WeightFormat | None, is_invariant: bool) -> Callab
         products = [ExpertProduct(out, w_gate, b_gate), ExpertProduct(up, w_up, b_up)]
         num_experts = int(call.attributes["num_experts"])
         weights = [w_gate, w_up]
+        if _takes_mxfp4(format, call, weights, is_invariant):
+            yield from mxfp4_products(
+                products, x, ids, num_experts, call.workspace, call.device, call.attributes, is_invariant=is_invariant
+            )
+            return
         if not is_invariant and takes_wgmma(x, ids, out.shape[-1], num_experts, format, weights, call.device):
             yield from wgmma_expert_products(products, x, ids, num_experts, format, call.workspace, call.attributes)
             return
@@ -149,11 +169,7 @@ def _dequantized_bytes(format: WeightFormat | None, call: Call, num_weights: int
     assert x is not None
     assert ids is not None
     num_experts, num_outputs = int(call.attributes["num_experts"]), call.outputs[0].shape[-1]
-    if (
-        format is None
-        or is_decoded(format)
-        or not takes_wgmma(x, ids, num_outputs, num_experts, format, [], call.device)
-    ):
+    if format is None or not takes_wgmma(x, ids, num_outputs, num_experts, format, [], call.device):
         return 0
     return dequantized_expert_bytes((num_experts * num_outputs, x.shape[-1]), num_experts, num_weights, x.dtype)
 
@@ -178,7 +194,7 @@ def _kernels(operator: str, format: WeightFormat | None) -> Iterator[Kernel]:
         shared["weight_formats"] = frozenset({format.name})
     name = "cuda" if format is None else f"cuda/{codes_of(format)}"
     invariant_name = "cuda/batch_invariant" if format is None else f"{name}_batch_invariant"
-    rounds_weights = format is not None and is_rounded(format)
+    rounds_weights = format is not None and is_dequantized(format)
     yield cuda_kernel(
         operator, launches(format, False), name=name, is_batch_invariant=False, rounds_weights=rounds_weights, **shared
     )
