@@ -23,7 +23,7 @@ _CODE = re.compile(r"`([^`]+)`")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z0-9-]*")
 _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_OTHER_PROGRAMS = ("docker ", "hf ", "pip ", "python ")
+_OTHER_PROGRAMS = ("docker ", "hf ", "modelscope ", "pip ", "python ")
 
 WITH_PYTHON = [page for page in (PAGES[0], *USING) if _PYTHON.search(page.read_text(encoding="utf-8"))]
 

@@ -257,3 +257,19 @@ def test_commands_take_a_name_and_the_client_its_environment_variables(hub_serve
     assert named.returncode == 0, named.stderr
     assert named.stdout == generate("demo").stdout != ""
     assert generate("org/demo", HF_HUB_OFFLINE="1").stdout == named.stdout
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "modelscope.cn/org/demo-1.5B",
+        "https://www.modelscope.cn/models/org/demo-1.5B",
+        "https://modelscope.ai/models/org/demo-1.5B/files?version=2",
+        "modelscope://org/demo-1.5B@master",
+        "ms://org/demo-1.5B:Q4_K_M",
+    ],
+)
+def test_a_name_of_modelscope_is_refused_with_the_command_of_its_client(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"`modelscope download org/demo-1\.5B --local-dir demo-1\.5B`, and give \./"):
+        hub.local_path(text)
+    assert hub.local_path(str(tmp_path / "modelscope.cn" / "org" / "demo")).name == "demo"

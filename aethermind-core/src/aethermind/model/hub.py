@@ -8,6 +8,7 @@ request. Layout of the cache: https://huggingface.co/docs/huggingface_hub/guides
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -49,6 +50,11 @@ logger = get_logger(__name__)
 _TIMEOUT_S = 10.0
 """The time limit of a request for a list of files or a file's properties."""
 
+_MODELSCOPE = re.compile(
+    r"(?:(?:https://)?(?:www\.)?modelscope\.(?:cn|ai)/(?:models/)?|(?:modelscope|ms)://)([\w.-]+/([\w.-]+))(?:[@:/?].*)?",
+    re.ASCII,
+)
+
 _MAX_PARALLEL = 8
 """The number of small files that are fetched at once."""
 
@@ -68,11 +74,17 @@ def local_path(text: str, kind: RepoKind = "model") -> Path:
     """Return the path of a model, tokenizer or adapter that is given as a path or as a name on the Hub.
 
     A path that exists takes precedence. A name is looked up in the cache, and downloaded if it is not there. A text
-    that is not a name is returned as a path, whether it exists or not. ConfigError says why a download failed.
+    that is not a name is returned as a path, whether it exists or not. ConfigError says why a download failed, and how
+    a model of ModelScope is downloaded, whose site has an API of its own.
     """
     path = env.expand_home(text)
     name = hub_name(text)
     if name is None:
+        if (named := _MODELSCOPE.fullmatch(text)) is not None and not lexists(path):
+            raise ConfigError(
+                f"Models of ModelScope are downloaded by its own client: run `pip install modelscope-hub` and "
+                f"`modelscope download {named[1]} --local-dir {named[2]}`, and give ./{named[2]}."
+            )
         return path
     return find_cached(name, kind) or download(name, kind)
 
