@@ -73,19 +73,22 @@ def test_bits_depend_on_neither_batch_nor_steps(opened: OpenDevice, operator: st
     assert np.isnan(states[0]).all(), "a slot of no sequence in the step was written"
 
 
-@pytest.mark.parametrize(("operator", "depth", "width"), [("gated_delta_rule", 256, 32), ("ssd_scan", 200, 24)])
-def test_deep_states(opened: OpenDevice, operator: str, depth: int, width: int) -> None:
-    """Of whole blocks, and of parts of one."""
+@pytest.mark.parametrize("operator", ["gated_delta_rule", "ssd_scan"])
+@pytest.mark.parametrize(("depth", "width"), [(256, 32), (200, 24), (128, 36), (30, 64)])
+def test_sizes_of_states(opened: OpenDevice, operator: str, depth: int, width: int) -> None:
+    """Deep ones; whole blocks and parts of one; rows that are not aligned; steps with prompts, and of single tokens."""
     rng = np.random.default_rng(depth)
-    rows = rng.standard_normal((3, 2 * depth + HEADS * width))
-    scalars = [rng.standard_normal((3, HEADS)) for _ in range(SCALARS[operator])]
-    heads = [rng.standard_normal(HEADS) for _ in range(2 if operator == "gated_delta_rule" else 3)]
-    tables = [np.array(table, np.int32) for table in ([0, 1, 3], [9, 2], [1, 0])]
-    states = rng.standard_normal((2, HEADS, depth, width))
-    attributes = {"scale": depth**-0.5} if operator == "gated_delta_rule" else {}
-    sample = Sample("deep", (rows, *scalars, *heads, states, *tables), attributes)
-    case = KernelCase(RUNTIME.operators[operator], KERNEL_OF[operator], DType.BFLOAT16, sample, None)
-    check_kernel(case, RUNTIME.operators, opened)
+    for cuts in ([0, 1, 12], [0, 1, 2]):
+        rows = rng.standard_normal((cuts[-1], 2 * depth + HEADS * width))
+        scalars = [rng.standard_normal((cuts[-1], HEADS)) for _ in range(SCALARS[operator])]
+        heads = [rng.standard_normal(HEADS) for _ in range(2 if operator == "gated_delta_rule" else 3)]
+        tables = [np.array(table, np.int32) for table in (cuts, [9, cuts[2] - cuts[1]], [1, 0])]
+        states = rng.standard_normal((2, HEADS, depth, width))
+        attributes = {"scale": depth**-0.5} if operator == "gated_delta_rule" else {}
+        sample = Sample("sizes", (rows, *scalars, *heads, states, *tables), attributes)
+        for dtype in (DType.BFLOAT16, DType.FLOAT32):
+            case = KernelCase(RUNTIME.operators[operator], KERNEL_OF[operator], dtype, sample, None)
+            check_kernel(case, RUNTIME.operators, opened)
 
 
 def test_deeper_states_are_refused() -> None:

@@ -53,6 +53,20 @@ __device__ __forceinline__ void copy_async_4(SharedAddress shared, const void* s
 #endif
 }
 
+// kBytes bytes (4, 8 or 16), or zeros where `is_present` is false: then `source` is not read. Both are aligned to
+// kBytes.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* source, bool is_present) {
+  const int num_bytes = is_present ? kBytes : 0;
+#ifdef AETHER_EMULATED
+  emulation::copy_async(shared_address(shared), source, kBytes, num_bytes);
+#else
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(shared)), "l"(source), "n"(kBytes),
+               "r"(num_bytes)
+               : "memory");
+#endif
+}
+
 // Closes the group of the copies issued since the last call.
 __device__ __forceinline__ void commit_copies() {
 #ifdef AETHER_EMULATED

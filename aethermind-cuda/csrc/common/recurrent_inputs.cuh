@@ -61,19 +61,21 @@ struct LaneElements {
 
   __device__ __forceinline__ static int first_of(int run) { return (run * kWarpSize + lane_index()) * kRun; }
 
+  // `elements` is where the lane's first run is.
   __device__ __forceinline__ static LaneElements load(const T* elements, int depth, bool is_wide) {
     LaneElements loaded{};
 #pragma unroll
     for (int i = 0; i < kRuns; ++i) {
+      const T* source = elements + i * kRun * kWarpSize;
       if (is_wide) {
         if (first_of(i) < depth) {
-          loaded.words[i] = Words::load(reinterpret_cast<const uint32_t*>(elements + first_of(i)));
+          loaded.words[i] = Words::load(reinterpret_cast<const uint32_t*>(source));
         }
       } else {
         Run run;
 #pragma unroll
         for (int j = 0; j < kRun; ++j) {
-          run.values[j] = first_of(i) + j < depth ? elements[first_of(i) + j] : from_float<T>(0.0f);
+          run.values[j] = first_of(i) + j < depth ? source[j] : from_float<T>(0.0f);
         }
         loaded.words[i] = reinterpret_cast<const Words&>(run);
       }
@@ -170,7 +172,7 @@ __device__ __forceinline__ void prepare_scan(const RecurrentScan& call) {
   const int64_t token = blockIdx.x;
   const T* row = static_cast<const T*>(call.rows) + token * layout.row_size;
   for (int group = warp_index(); group < call.num_groups; group += static_cast<int>(blockDim.x) / kWarpSize) {
-    const int first = group * call.depth;
+    const int first = group * call.depth + LaneElements<T, kDepth>::first_of(0);
     const auto key = LaneElements<T, kDepth>::load(row + layout.keys + first, call.depth, layout.is_wide);
     const auto query = LaneElements<T, kDepth>::load(row + layout.queries + first, call.depth, layout.is_wide);
     const GroupScalars scalars = group_scalars_of<kIsDelta>(call, key, query);

@@ -24,8 +24,11 @@ _MAX_CONV_BLOCKS = 4096
 _SCAN_THREADS = 128
 _BLOCK_COLUMNS = 32
 """Columns of a state that a block of csrc/common/recurrent_scan.cuh computes."""
-_STAGED_TOKENS = 8
-"""Tokens in its shared memory: query and key, a block's values, and scalars."""
+_BATCH_TOKENS = 4
+_STEP_BATCHES, _SCAN_BATCHES = 2, 3
+"""Batches of tokens in its shared memory: query and key, a block's values, and scalars."""
+_COPIED_BYTES = 256
+"""Bytes of a `CopiedToken` besides its key and query."""
 _GROUP_SCALARS = 16
 _HEAD_SCALARS = 8
 """Bytes of `GroupScalars` and `HeadScalars` of csrc/common/recurrent_inputs.cuh."""
@@ -91,7 +94,8 @@ def _scan(source: str, call: Call, inputs: Sequence[DeviceArray | None], limits:
     """Launch a recurrence; `inputs` are `rows` to `slots` of `_RecurrentScan`, None where it has none.
 
     With more tokens than sequences, `prepare_scan` computes the scalars of tokens first, into the workspace. The scan
-    then does not overlap with it: its few blocks would be placed on the multiprocessors that are free by chance.
+    then does not overlap with it: its few blocks would be placed on the multiprocessors that are free by chance. It
+    copies runs of four elements; where they are not aligned, steps of any length take the kernel of single tokens.
     """
     rows, slots = inputs[0], inputs[-1]
     out, state = call.outputs
@@ -100,7 +104,8 @@ def _scan(source: str, call: Call, inputs: Sequence[DeviceArray | None], limits:
     num_tokens, num_sequences = rows.shape[0], slots.shape[0]
     _, num_heads, depth, width = state.shape
     num_groups = _num_groups(rows, state)
-    is_prepared = num_tokens > num_sequences
+    is_aligned = rows.address % _VECTOR_BYTES == 0 and not any(size % 4 for size in (depth, width))
+    is_prepared = num_tokens > num_sequences and is_aligned
     scalars = (
         (call.workspace, call.workspace + _GROUP_SCALARS * num_tokens * num_groups) if is_prepared else (None, None)
     )
@@ -111,8 +116,13 @@ def _scan(source: str, call: Call, inputs: Sequence[DeviceArray | None], limits:
         yield Launch(source, f"{source}_prepare_{rows.dtype}", (num_tokens, 1, 1), block, (parameters,))
     compiled = next(max_depth for max_depth in _DEPTHS if depth <= max_depth)
     grid = num_heads * div_up(width, _BLOCK_COLUMNS), num_sequences, 1
-    shared_bytes = 4 * _STAGED_TOKENS * (2 * compiled + _BLOCK_COLUMNS + 4)
-    entry = f"{source}_{compiled}_{rows.dtype}"
+    staged_bytes = _BATCH_TOKENS * 4 * (2 * compiled + _BLOCK_COLUMNS + 4)
+    if is_prepared:
+        copied_bytes = _BATCH_TOKENS * (2 * compiled * rows.dtype.itemsize + _COPIED_BYTES)
+        shared_bytes = _SCAN_BATCHES * staged_bytes + copied_bytes
+        entry = f"{source}_{compiled}_{rows.dtype}"
+    else:
+        shared_bytes, entry = _STEP_BATCHES * staged_bytes, f"{source}_step_{compiled}_{rows.dtype}"
     yield Launch(source, entry, grid, block, (parameters,), shared_bytes, is_dependent_launch=not is_prepared)
 
 
