@@ -11,13 +11,12 @@ namespace aether {
 template <class T, int kBits, AffineTerm kTerm>
 __device__ __forceinline__ void project_qkv_quantized_gemv(const QkvProjection& call, int num_blocks, int log2_chunks,
                                                            int runtime_term) {
-  dispatch_qkv<T>(
-      call, [&](const Results<T>& results, const Inputs<T>& x, const void* weight, int num_outputs, int tile) {
-        quantized_gemv<T, kBits, kTerm, 1>(results, x,
-                                           {{static_cast<const uint8_t*>(weight), num_outputs, call.num_inputs,
-                                             num_blocks, log2_chunks, static_cast<AffineTerm>(runtime_term)}},
-                                           tile);
-      });
+  dispatch_qkv<T>(call, [&](const Results<T>& results, const Inputs<T>& x, const void* weight, int tile, int) {
+    quantized_gemv<T, kBits, kTerm, 1>(results, x,
+                                       {{static_cast<const uint8_t*>(weight), results.num_outputs, call.num_inputs,
+                                         num_blocks, log2_chunks, static_cast<AffineTerm>(runtime_term)}},
+                                       tile);
+  });
 }
 
 }  // namespace aether

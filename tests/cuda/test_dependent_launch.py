@@ -24,6 +24,7 @@ WAITS_INSIDE = {
     "linear_quantized.cu": ("quantized_gemv",),
     "qkv_projection_quantized.cu": ("project_qkv_quantized_gemv",),
     "quantized_wgmma.cu": ("quantized_wgmma",),
+    "qkv_projection_quantized_wgmma.cu": ("project_qkv_quantized_wgmma",),
 }
 """Sources with kernels that have something to do before they wait (common/project_gemv.cuh, quantized_gemv.cuh), and
 what they call."""

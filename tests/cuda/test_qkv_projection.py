@@ -16,7 +16,8 @@ from aethermind.ops.catalog.qkv_projection import QKV_ROPE_CACHE_WRITE
 from aethermind.ops.operator import Sample
 from aethermind.ops.weight_format import parse_format
 from aethermind.runtime import OpenDevice, Runtime
-from aethermind.testing.operator_calls import KernelCase, run_kernel
+from aethermind.testing.operator_calls import KernelCase, check_kernel, run_kernel
+from aethermind_cuda.kernels import _quantized_wgmma
 from aethermind_cuda.kernels.qkv_rope_cache_write import KERNELS
 from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, Launch
 
@@ -75,11 +76,28 @@ def test_few_tokens_of_a_layer_take_two_launches(name: str, most: int) -> None:
     launches = {num_tokens: [*launches_of(kernel, num_tokens)] for num_tokens in (1, most, most + 1)}
     *few, many = (len(found) for found in launches.values())
     assert few == [2, 2]
-    assert many >= 4
+    assert many >= 3
     for num_tokens in (1, most):
         projection = launches[num_tokens][0]
         assert projection.source.startswith("qkv_projection")
         assert projection.grid == (1, (3584 + 2 * 512) // 16, 1)
+
+
+@pytest.mark.parametrize("name", ["int4", "int8_zp", "int4_offset_g64"])
+@pytest.mark.parametrize("start_groups", [2.0, 0.0])
+def test_quantised_projections_by_wgmma(
+    opened: OpenDevice, monkeypatch: pytest.MonkeyPatch, name: str, start_groups: float
+) -> None:
+    """In one launch, and with parts of K, which cost nothing there but their time."""
+    monkeypatch.setattr(_quantized_wgmma, "_CAPABILITY", (8, 0))
+    monkeypatch.setattr(_quantized_wgmma, "_START_GROUPS", start_groups)
+    kernel = next(kernel for kernel in KERNELS if takes(kernel, name) and kernel.priority == 0)
+    case = KernelCase(QKV_ROPE_CACHE_WRITE, kernel, DType.BFLOAT16, sample_of(23), parse_format(name))
+    check_kernel(case, RUNTIME.operators, opened)
+    backend: Any = opened.backend
+    family = name.removesuffix("_g64")
+    assert backend._driver.launched[f"qkv_projection_quantized_wgmma32_{family}_bfloat16"]
+    assert start_groups or backend._driver.launched["split_k_reduce_qkv_bfloat16"]
 
 
 def launches_of(kernel: Kernel, num_tokens: int) -> Iterator[Launch]:

@@ -98,8 +98,7 @@ def test_the_blocks_of_a_7b_model_occupy_the_gpu() -> None:
 def test_the_workspace_suffices_for_fewer_tokens() -> None:
     for name in ("int4", "int8"):
         for most in (9, 40, 128, 4096):
-            sizes = (most, 3584, 18944)
-            nbytes = quantized_wgmma_bytes(sizes, format_of(name), 1, DType.BFLOAT16, H200)
+            nbytes = quantized_wgmma_bytes(most, [3584], 18944, format_of(name), DType.BFLOAT16, H200)
             for num_tokens in range(9, min(most, 128) + 1, 7):
                 reduce = launches(name, num_tokens, 3584, 18944)[1:]
                 assert nbytes >= sum(launch.arguments[1].nbytes for launch in reduce), (name, most, num_tokens)

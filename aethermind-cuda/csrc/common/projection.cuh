@@ -317,8 +317,10 @@ __device__ __forceinline__ void project_tiled(const Output& results,
 
 // Reduces the split-K sums of project_tiled in the order of K. Grid: outputs, tokens.
 template <class T, int kWeights>
-__device__ __forceinline__ void split_k_reduce(const Results<T>& results, const float* partials, int num_splits) {
-  const int output = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), token = static_cast<int>(blockIdx.y);
+__device__ __forceinline__ void split_k_reduce(const Results<T>& results, const float* partials, int num_splits,
+                                               int block = static_cast<int>(blockIdx.x),
+                                               int token = static_cast<int>(blockIdx.y)) {
+  const int output = block * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
   if (output >= results.num_outputs) {
     return;
   }

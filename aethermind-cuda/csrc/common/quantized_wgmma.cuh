@@ -265,15 +265,16 @@ struct QuantizedWgmma {
 
 // A block computes the products of kColumns tokens with 16 outputs for each warp, or 16 of both weights of a SwiGLU for
 // every two warps: `up` is not null. Blocks along z split K and write their sums to `partials` for `split_k_reduce`.
+// `block` is that of outputs.
 template <class T, int kBits, AffineTerm kTerm, int kColumns>
 __device__ __forceinline__ void quantized_wgmma(const Results<T>& results, const T* x, const uint8_t* weight,
                                                 const uint8_t* up, int num_inputs, int num_blocks, int log2_chunks,
-                                                float* partials) {
+                                                float* partials, int block = static_cast<int>(blockIdx.y)) {
   using Products = QuantizedWgmma<T, kBits, kTerm, kColumns>;
   AETHER_OPERAND_MEMORY(T, memory);
   launch_dependents();
   const bool is_gated = up != nullptr;
-  const int warp = warp_index(), tile = static_cast<int>(blockIdx.y * (blockDim.x / kWarpSize)) + warp;
+  const int warp = warp_index(), tile = block * static_cast<int>(blockDim.x / kWarpSize) + warp;
   const int first_token = static_cast<int>(blockIdx.x) * kColumns;
   const int all_groups = (num_inputs + kGroupInputs - 1) / kGroupInputs;
   const int groups_per_split = (all_groups + static_cast<int>(gridDim.z) - 1) / static_cast<int>(gridDim.z);

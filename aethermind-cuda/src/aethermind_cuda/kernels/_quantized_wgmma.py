@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aethermind.hal.dtype import DType
 from aethermind.ops.weight_format import WeightFormat
@@ -14,7 +14,14 @@ from aethermind_cuda.kernels._split_k import split_k_reduce
 from aethermind_cuda.launch import DeviceArray, DeviceFacts, Launch
 from aethermind_cuda.quantized_weights import QuantizedLayout
 
-__all__ = ["MAX_WGMMA_TOKENS", "quantized_wgmma", "quantized_wgmma_bytes", "takes_quantized_wgmma"]
+__all__ = [
+    "MAX_WGMMA_TOKENS",
+    "WgmmaGrid",
+    "quantized_wgmma",
+    "quantized_wgmma_bytes",
+    "takes_quantized_wgmma",
+    "wgmma_grid",
+]
 
 MAX_WGMMA_TOKENS = 128
 """For more tokens the dense product of dequantised weights is faster."""
@@ -36,11 +43,11 @@ _RELATIVE_TIMES = {2: 1.4, 3: 1.15, 4: 1.05, 5: 1.0}
 """Time of a warpgroup's group of inputs by the warpgroups of a block: few do not hide the latency of products."""
 _START_GROUPS = 2.0
 """Time of a block's start and end, in groups of inputs of five warpgroups."""
-_SPLIT_GROUPS = 0.5
-"""Time of writing and reading the sums of a part of K of 64 tokens, in such groups, where all blocks have them."""
+_SUMS_OF_SPLIT_GROUP = 2 * 3584 * 64
+"""Sums of parts of K that are written and read in the time of such a group by all blocks."""
 
 
-class _Grid(NamedTuple):
+class WgmmaGrid(NamedTuple):
     """Blocks: tokens and warpgroups of one, tokens' blocks, outputs' blocks, and parts of K."""
 
     columns: int
@@ -48,6 +55,14 @@ class _Grid(NamedTuple):
     token_blocks: int
     row_blocks: int
     splits: int
+    shared_bytes: int
+
+    def launch(self, source: str, format: WeightFormat, dtype: DType, arguments: Sequence[Any]) -> Launch:
+        """The launch of the kernel of `csrc/<source>.cu` with this grid."""
+        entry = f"{source}{self.columns}_{format_family(format)}_{dtype}"
+        grid = self.token_blocks, self.row_blocks, self.splits
+        block = self.warpgroups * _WARPGROUP_THREADS, 1, 1
+        return Launch(source, entry, grid, block, tuple(arguments), self.shared_bytes)
 
 
 def takes_quantized_wgmma(format: WeightFormat, x: DeviceArray, device: DeviceFacts) -> bool:
@@ -79,7 +94,7 @@ def quantized_wgmma(
     """
     (num_tokens, num_inputs), num_outputs = x.shape, out.shape[1]
     layout = QuantizedLayout(format, (num_outputs, num_inputs))
-    grid = _grid((num_tokens, num_outputs, num_inputs), format, len(weights), device)
+    grid = wgmma_grid(num_tokens, [num_outputs * len(weights)], num_inputs, format, device)
     shape = (grid.splits, len(weights), num_tokens, num_outputs)
     partials = DeviceArray(workspace, DType.FLOAT32, shape) if grid.splits > 1 else None
     weight, up = (*weights, None)[:2]
@@ -87,53 +102,50 @@ def quantized_wgmma(
         *(out, x, weight, up, bias, num_tokens, num_outputs, num_inputs, out.dtype is not x.dtype),
         *(layout.num_blocks, layout.log2_chunks, partials),
     )
-    yield Launch(
-        "quantized_wgmma",
-        f"quantized_wgmma{grid.columns}_{format_family(format)}_{x.dtype}",
-        (grid.token_blocks, grid.row_blocks, grid.splits),
-        (grid.warpgroups * _WARPGROUP_THREADS, 1, 1),
-        arguments,
-        _shared_bytes(format, grid.columns, grid.warpgroups),
-    )
+    yield grid.launch("quantized_wgmma", format, x.dtype, arguments)
     if partials is not None:
         yield split_k_reduce(out, partials, bias, x.dtype)
 
 
 def quantized_wgmma_bytes(
-    sizes: tuple[int, int, int], format: WeightFormat, num_weights: int, dtype: DType, device: DeviceFacts
+    num_tokens: int, widths: Sequence[int], num_inputs: int, format: WeightFormat, dtype: DType, device: DeviceFacts
 ) -> int:
-    """The workspace for at most as many tokens as in `sizes` (tokens, outputs, inputs)."""
-    num_tokens, num_outputs, num_inputs = sizes
+    """The workspace for up to `num_tokens` and weights of `widths` rows that are multiplied by one launch."""
     if device.compute_capability != _CAPABILITY or format.bits not in _BITS or dtype is DType.FLOAT32:
         return 0
     rows = 0
     for most in (*_COLUMNS, MAX_WGMMA_TOKENS):
         tokens = min(most, num_tokens)
-        splits = _grid((tokens, num_outputs, num_inputs), format, num_weights, device).splits
+        splits = wgmma_grid(tokens, widths, num_inputs, format, device).splits
         rows = max(rows, splits * tokens if splits > 1 else 0)
-    return rows * num_weights * num_outputs * DType.FLOAT32.itemsize
+    return rows * sum(widths) * DType.FLOAT32.itemsize
 
 
-def _grid(sizes: tuple[int, int, int], format: WeightFormat, num_weights: int, device: DeviceFacts) -> _Grid:
-    """The grid that is expected to take the shortest time, if each multiprocessor has one block at a time."""
-    num_tokens, num_outputs, num_inputs = sizes
+def wgmma_grid(
+    num_tokens: int, widths: Sequence[int], num_inputs: int, format: WeightFormat, device: DeviceFacts
+) -> WgmmaGrid:
+    """The grid that is expected to take the shortest time, if each multiprocessor has one block at a time.
+
+    `widths` are the rows of weights that have blocks of their own; gate and up share them.
+    """
     columns = next((count for count in _COLUMNS if num_tokens <= count), _COLUMNS[-1])
     token_blocks = max(1, div_up(num_tokens, columns))
-    tiles = max(1, div_up(num_outputs, _TILE_OUTPUTS)) * num_weights
     num_groups = max(1, div_up(num_inputs, _GROUP_INPUTS))
     grids = []
     for warpgroups in range(_MIN_WARPGROUPS, _max_warpgroups(format, columns) + 1):
-        if _shared_bytes(format, columns, warpgroups) > device.shared_bytes:
+        shared_bytes = _shared_bytes(format, columns, warpgroups)
+        if shared_bytes > device.shared_bytes:
             break
-        row_blocks = div_up(tiles, warpgroups * _WARPGROUP_TILES)
-        blocks = token_blocks * row_blocks
+        row_blocks = sum(div_up(width, warpgroups * _WARPGROUP_TILES * _TILE_OUTPUTS) for width in widths)
+        blocks = max(1, token_blocks * row_blocks)
         most = max(1, min(device.num_multiprocessors // blocks, num_groups, _MAX_SPLITS))
         for splits in sorted({div_up(num_groups, div_up(num_groups, count)) for count in range(1, most + 1)}):
             waves = div_up(blocks * splits, device.num_multiprocessors)
             groups = div_up(num_groups, splits) * warpgroups / 5 * _RELATIVE_TIMES[warpgroups]
-            outputs = num_outputs * num_weights * num_tokens / (3584 * 64)
-            time = waves * (groups + _START_GROUPS) + (splits > 1) * (_START_GROUPS + splits * outputs * _SPLIT_GROUPS)
-            grids.append((time, _Grid(columns, warpgroups, token_blocks, row_blocks, splits)))
+            time = waves * (groups + _START_GROUPS)
+            if splits > 1:
+                time += _START_GROUPS + splits * sum(widths) * num_tokens / _SUMS_OF_SPLIT_GROUP
+            grids.append((time, WgmmaGrid(columns, warpgroups, token_blocks, row_blocks, splits, shared_bytes)))
     return min(grids)[1]
 
 

@@ -20,7 +20,13 @@ from aethermind_cuda.kernels._common import cuda_kernel, div_up
 from aethermind_cuda.kernels._cublaslt import CUBLASLT, MIN_CUBLASLT_TOKENS
 from aethermind_cuda.kernels._float8 import float8_products, float8_products_bytes
 from aethermind_cuda.kernels._heads import MAX_HEAD_DIM, ROWS_PER_BLOCK, THREADS, code_type, last_dim
-from aethermind_cuda.kernels._qkv_projection import max_fused_tokens, qkv_projection
+from aethermind_cuda.kernels._qkv_projection import (
+    max_fused_tokens,
+    qkv_projection,
+    qkv_wgmma_bytes,
+    qkv_wgmma_projection,
+    takes_qkv_wgmma,
+)
 from aethermind_cuda.kernels._stacked import stacked_product, stacked_product_bytes
 from aethermind_cuda.launch import Call, DeviceArray, Launch, Work
 
@@ -90,6 +96,8 @@ def _launches(projection: Kernel) -> Callable[[Call], Iterator[Work]]:
             yield product
         elif num_tokens <= max_fused or projection.is_batch_invariant:
             yield project_fused(calls)
+        elif call.inputs[0] is not None and takes_qkv_wgmma(projection, call.inputs[0], call.device):
+            yield from qkv_wgmma_projection(projection, calls)
         elif is_float8 and all(float8.is_multiplied(projection_call) for projection_call in calls):
             yield from _float8_projection(calls)
         else:
@@ -186,6 +194,7 @@ def _workspace_bytes(projection: Kernel, call: Call) -> int:
     function: Any = projection.function
     calls = _projections(call)
     nbytes = max(function.workspace_bytes(projection_call) for projection_call in calls)
+    nbytes = max(nbytes, qkv_wgmma_bytes(projection, calls))
     if projection.name == float8.CUBLASLT_FLOAT8:
         nbytes = max(nbytes, _float8_bytes(calls))
     separate: int = 2 * _projected_key_bytes(call) + nbytes

@@ -108,10 +108,12 @@ def _min_dequantized_tokens(projection: SplitProjection) -> int:
 def _split_k_workspace_bytes(projection: SplitProjection, format: WeightFormat, call: Call) -> int:
     x, (out,) = call.inputs[0], call.outputs
     assert x is not None
-    sizes = x.shape[0], out.shape[1], x.shape[1]
+    (num_tokens, num_inputs), num_outputs = x.shape, out.shape[1]
     return max(
-        projection.split_k_workspace_bytes(sizes, x.dtype, call.device),
-        quantized_wgmma_bytes(sizes, format, projection.num_weights, x.dtype, call.device),
+        projection.split_k_workspace_bytes((num_tokens, num_outputs, num_inputs), x.dtype, call.device),
+        quantized_wgmma_bytes(
+            num_tokens, [num_outputs * projection.num_weights], num_inputs, format, x.dtype, call.device
+        ),
     )
 
 
