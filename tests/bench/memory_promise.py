@@ -162,13 +162,13 @@ def run_child(directory: str, options: dict[str, Any]) -> None:
     if compiled.generates:
         for extra in ({}, {"repetition_penalty": 1.1, "logprobs": 2}):
             params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, **extra)
-            num_prompts = max(1, -(-compiled.num_kv_blocks * compiled.cache_spec.block_size // length))
-            for _ in range(num_prompts):
-                llm.generate([prompt(length - 2)], params)
-            # Requests at once; those of models with recurrent states are of two blocks, and leave snapshots.
-            spec, count = compiled.cache_spec, compiled.config.max_num_seqs
-            size = 2 * spec.block_size + 1 if spec.num_slots else 8
-            llm.generate([prompt(size) for _ in range(max(count, spec.num_slots))], params)
+            spec, blocks = compiled.cache_spec, compiled.num_kv_blocks
+            # Whole contexts at once, for steps of as many tokens as there can be.
+            llm.generate([prompt(length - 2) for _ in range(max(1, -(-blocks * spec.block_size // length)))], params)
+            # As many requests at once as there can be, and snapshots of recurrent states behind single blocks.
+            llm.generate([prompt(8) for _ in range(max(compiled.config.max_num_seqs, spec.max_sequences))], params)
+            for _ in range(min(spec.num_slots, 2 * blocks)):
+                llm.generate([prompt(spec.block_size)], params)
     else:
         llm.embed([prompt(length)])
     status = _status("self")

@@ -199,8 +199,8 @@ def _choose_spec(
 def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice, has_checkpoints: bool) -> KVCacheSpec:
     """Add state slots to the spec of a recurrent model: one for each running request, and one for its checkpoint.
 
-    With a prefix cache there are two snapshots for each request: its own, and one that the prefix cache keeps. All
-    slots take at most a third of the memory; if that holds fewer, half of them are for snapshots.
+    With a prefix cache there are two snapshots for each request: its own, and one that the prefix cache keeps; but no
+    more than blocks, at whose ends they are taken. All slots take at most a third of the memory; if that holds fewer, half of them are for snapshots.
     """
     if not spec.is_recurrent:
         return spec
@@ -209,6 +209,8 @@ def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice, has
     total = min(filter(None, (total, config.memory_bytes)), default=0)
     num_affordable = total // 3 // spec.bytes_per_slot - NUM_RESERVED_SLOTS if total else 3 * max_num_seqs
     num_snapshots = min(2 * max_num_seqs, max(0, num_affordable) // 2) if config.enable_prefix_caching else 0
+    if spec.has_attention and config.num_kv_blocks is not None:
+        num_snapshots = min(num_snapshots, config.num_kv_blocks)
     with_checkpoint = 2 if has_checkpoints else 1
     num_seqs = min(max_num_seqs, max(1, (num_affordable - num_snapshots) // with_checkpoint))
     num_slots = with_checkpoint * num_seqs + NUM_RESERVED_SLOTS + num_snapshots
