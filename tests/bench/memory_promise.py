@@ -3,7 +3,8 @@
 For each architecture it takes the small configuration of the conformance kit, widens it until the model takes some
 hundred MB, and loads it in a process of its own with random weights, in memory or from a file, and with options that
 change from setting to setting. The process fills the KV cache with whole contexts, by plain steps and by steps with
-penalties and log probabilities. Its peak is the most anonymous memory that it had, and the pages of libraries. Pages of
+penalties and log probabilities. Its peak is the most anonymous memory that it had, and the pages of libraries; a
+control group counts the former exactly, and is charged for no page of a file that was written or read before. Pages of
 the mapped checkpoint do not count, because the kernel drops them where memory is short.
 
 With `--cgroup DIRECTORY`, a writable memory control group, every process gets a group below it whose limit is the
@@ -201,6 +202,9 @@ def measure(directory: Path, options: dict[str, Any], limit: int, cgroup: Path |
                 peak = max(peak, status.get("RssAnon", 0) + status.get("RssShmem", 0))
                 time.sleep(0.004)
             output, errors = process.communicate()
+        if group is not None:
+            highest = group / ("memory.max_usage_in_bytes" if is_v1 else "memory.peak")
+            peak = max(peak, int(highest.read_text()) if highest.exists() else 0)
     finally:
         if group is not None:
             group.rmdir()
