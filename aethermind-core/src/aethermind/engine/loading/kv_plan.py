@@ -200,7 +200,8 @@ def _with_slots(spec: KVCacheSpec, config: EngineConfig, opened: OpenDevice, has
     """Add state slots to the spec of a recurrent model: one for each running request, and one for its checkpoint.
 
     With a prefix cache there are two snapshots for each request: its own, and one that the prefix cache keeps; but no
-    more than blocks, at whose ends they are taken. All slots take at most a third of the memory; if that holds fewer, half of them are for snapshots.
+    more than blocks, at whose ends they are taken. All slots take at most a third of the memory; if that holds fewer,
+    half of them are for snapshots.
     """
     if not spec.is_recurrent:
         return spec
