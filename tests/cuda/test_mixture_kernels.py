@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from aethermind.ops.operator import Operator, Sample
 from aethermind.runtime import OpenDevice, Runtime
 from aethermind.testing.operator_calls import KernelCase, check_kernel, run_kernel
 from aethermind_cuda.backend import CudaBackend
-from aethermind_cuda.kernels import _expert_wgmma, _mxfp4_experts
+from aethermind_cuda.kernels import _expert_wgmma, _mxfp4_experts, _quantized_experts
 from aethermind_cuda.kernels.mixture import KERNELS
 from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, KernelFunction, Launch
 
@@ -116,6 +117,7 @@ def test_quantised_experts_are_dequantised_some_at_a_time(
     """Two of three experts at once."""
     monkeypatch.setattr(_expert_wgmma, "_CAPABILITY", (8, 0))
     monkeypatch.setattr(_expert_wgmma, "_MAX_DEQUANTIZED_BYTES", 2 * 2 * 48 * 128 * 2)
+    monkeypatch.setattr(_expert_wgmma, "_MIN_PAIRS_PER_QUANTIZED_EXPERT", 48)
     num_tokens, num_experts, hidden_size, width = 160, 3, 128, 48
     rng = np.random.default_rng(1)
     ids = rng.integers(0, num_experts, (num_tokens, 1), dtype=np.int32)
@@ -128,6 +130,47 @@ def test_quantised_experts_are_dequantised_some_at_a_time(
         check_quantised(opened, operator, inputs, {"num_experts": num_experts}, format)
     codes = format.removesuffix("_g128")
     assert launched(opened, f"dequantize_weight_{codes}_bfloat16", "moe_gate_up_silu_wgmma_bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("format", "num_tokens", "hidden_size", "width", "columns"),
+    [
+        ("int4", 5, 66, 32, 16),
+        ("int4_zp", 8, 128, 48, 16),
+        ("int4_g128", 40, 392, 80, 32),
+        ("int8_channel", 30, 130, 16, 32),
+        ("int4_offset_g64", 70, 128, 144, 64),
+        ("int8", 60, 200, 64, 64),
+    ],
+)
+def test_experts_of_integer_codes_by_wgmma(
+    opened: OpenDevice,
+    monkeypatch: pytest.MonkeyPatch,
+    format: str,
+    num_tokens: int,
+    hidden_size: int,
+    width: int,
+    columns: int,
+) -> None:
+    """Tiles of each size; parts of a block of outputs, and of a group of inputs."""
+    monkeypatch.setattr(_quantized_experts, "_CAPABILITY", (8, 0))
+    num_experts = 5
+    dtype = DType.FLOAT16 if len(format) % 2 else DType.BFLOAT16
+    rng = np.random.default_rng(num_tokens)
+    ids = np.argsort(rng.random((num_tokens, num_experts)), axis=1)[:, :2].astype(np.int32)
+    gate, up = (rng.standard_normal((num_experts * width, hidden_size)) / 8 for _ in range(2))
+    biases = [rng.standard_normal(num_experts * width) for _ in range(2)]
+    x, chosen = rng.standard_normal((num_tokens, hidden_size)), rng.standard_normal((num_tokens, 2, hidden_size))
+    clamped = {"alpha": 1.702, "limit": 1.5, "up_offset": 1.0}
+    for operator, inputs, activation in (
+        (MOE_GATE_UP_SILU, (x, ids, gate, up, None, None), {}),
+        (MOE_GATE_UP_SILU, (x, ids, gate, up, *biases), clamped),
+        (MOE_LINEAR, (chosen, ids, gate, biases[0]), {}),
+    ):
+        check_quantised(opened, operator, inputs, {"num_experts": num_experts, **activation}, format, dtype)
+    family = re.sub("_(g[0-9]+|channel)", "", format)
+    assert launched(opened, f"moe_gate_up_silu_quantized_wgmma{columns}_{family}_{dtype}")
+    assert launched(opened, f"moe_linear_quantized_wgmma{columns}_{family}_{dtype}")
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ __all__ = [
     "expert_products",
     "gated_activation",
     "head_product",
+    "is_few_pairs",
     "num_output_tiles",
     "pairs_of_few",
     "sorted_pairs",
@@ -151,13 +152,18 @@ class TokenExpertPairs(NamedTuple):
     tiles: DeviceArray | None = None
 
 
+def is_few_pairs(ids: DeviceArray, num_experts: int) -> bool:
+    """Whether so few pairs share an expert that they are not sorted."""
+    return ids.size <= max(ids.shape[1], num_experts // _EXPERTS_PER_UNSORTED_PAIR)
+
+
 def pairs_of_few(
     ids: DeviceArray, num_experts: int, workspace: int
 ) -> tuple[TokenExpertPairs] | tuple[TokenExpertPairs, Launch]:
     """Token-expert pairs in tiles of up to eight, with the launch that sorts them unless few share an expert."""
-    if ids.size > max(ids.shape[1], num_experts // _EXPERTS_PER_UNSORTED_PAIR):
-        return sorted_pairs(ids, num_experts, _SKINNY_PAIRS, workspace)
-    return (TokenExpertPairs(ids.size, num_experts, ids.size, ids),)
+    if is_few_pairs(ids, num_experts):
+        return (TokenExpertPairs(ids.size, num_experts, ids.size, ids),)
+    return sorted_pairs(ids, num_experts, _SKINNY_PAIRS, workspace)
 
 
 def gated_activation(attributes: Mapping[str, Any] | None) -> ctypes.Structure:

@@ -15,6 +15,7 @@ from aethermind.ops.weight_format import FP8, MXFP4, WeightFormat
 from aethermind_cuda.kernels._common import div_up
 from aethermind_cuda.kernels._dequantize import dequantize_weight
 from aethermind_cuda.kernels._expert_products import ExpertProduct, expert_call, gated_activation, sorted_pairs
+from aethermind_cuda.kernels._quantized_experts import has_expert_wgmma
 from aethermind_cuda.launch import DeviceArray, DeviceFacts, Launch
 from aethermind_cuda.quantized_weights import QuantizedLayout
 
@@ -23,8 +24,10 @@ __all__ = ["dequantized_expert_bytes", "is_dequantized", "takes_wgmma", "wgmma_e
 _CAPABILITY = 9, 0
 _MIN_PAIRS_PER_EXPERT = 3
 """With more pairs per expert than this, tiles of up to 128 pairs are faster than tiles of 8."""
-_MIN_PAIRS_PER_QUANTIZED_EXPERT = 48
-"""With more pairs per expert than this, dequantising the weights first is faster than multiplying codes."""
+_MIN_PAIRS_PER_QUANTIZED_EXPERT = 192
+_MIN_PAIRS_PER_EXPERT_OF_OTHERS = 48
+"""With more pairs per expert than this, dequantising the weights first is faster than multiplying codes; others are the
+formats without kernels that multiply codes by wgmma."""
 _MAX_DEQUANTIZED_BYTES = 160 << 20
 _TILE_OUTPUTS = 16
 _ALIGNMENT = 256
@@ -58,12 +61,11 @@ def takes_wgmma(
     device: DeviceFacts,
 ) -> bool:
     """Whether `wgmma_expert_products` computes products with [num_experts * num_outputs, K], and is the fastest."""
-    per_expert = _MIN_PAIRS_PER_EXPERT if format is None else _MIN_PAIRS_PER_QUANTIZED_EXPERT
     return (
         device.compute_capability == _CAPABILITY
         and (format is None or is_dequantized(format))
         and x.dtype is not DType.FLOAT32
-        and ids.size > num_experts * per_expert
+        and ids.size > num_experts * _min_pairs_per_expert(format)
         and x.shape[-1] > 0
         and not x.shape[-1] % _DEPTH
         and not num_outputs % (2 if format is None else _TILE_OUTPUTS)
@@ -119,6 +121,12 @@ def wgmma_expert_products(
         yield Launch(
             "moe_linear_wgmma", f"{operator}_wgmma_{x.dtype}", grid, (_THREADS, 1, 1), arguments, _SHARED_BYTES
         )
+
+
+def _min_pairs_per_expert(format: WeightFormat | None) -> int:
+    if format is None:
+        return _MIN_PAIRS_PER_EXPERT
+    return _MIN_PAIRS_PER_QUANTIZED_EXPERT if has_expert_wgmma(format) else _MIN_PAIRS_PER_EXPERT_OF_OTHERS
 
 
 def _expert_bytes(shape: tuple[int, int], num_experts: int, dtype: DType) -> int:

@@ -29,6 +29,7 @@ from aethermind_cuda.kernels._expert_wgmma import (
 )
 from aethermind_cuda.kernels._heads import last_dim
 from aethermind_cuda.kernels._mxfp4_experts import mxfp4_products, takes_mxfp4_products
+from aethermind_cuda.kernels._quantized_experts import quantized_expert_products, takes_quantized_experts
 from aethermind_cuda.kernels.elementwise import clamped_silu_mul
 from aethermind_cuda.kernels.quantized import FORMATS
 from aethermind_cuda.launch import Call, DeviceArray, Launch
@@ -107,6 +108,9 @@ def _moe_linear(format: WeightFormat | None, is_invariant: bool) -> Callable[[Ca
         if not is_invariant and takes_wgmma(x, ids, product.out.shape[-1], num_experts, format, [weight], call.device):
             yield from wgmma_expert_products([product], x, ids, num_experts, format, call.workspace)
             return
+        if format is not None and not is_invariant and _takes_codes(format, call):
+            yield from quantized_expert_products([product], x, ids, num_experts, format, call.workspace)
+            return
         yield from expert_products([product], x, ids, num_experts, format, call.workspace, is_invariant=is_invariant)
 
     return launches
@@ -120,6 +124,14 @@ def _takes_mxfp4(format: WeightFormat | None, call: Call, weights: Sequence[Devi
     return takes_mxfp4_products(
         format, x, ids, num_outputs, num_experts, weights, call.device, is_invariant=is_invariant
     )
+
+
+def _takes_codes(format: WeightFormat, call: Call) -> bool:
+    x, ids = call.inputs[:2]
+    assert x is not None
+    assert ids is not None
+    num_experts, num_outputs = int(call.attributes["num_experts"]), call.outputs[0].shape[-1]
+    return takes_quantized_experts(format, x, ids, num_outputs, num_experts, call.device)
 
 
 def _moe_linear_bytes(format: WeightFormat | None, call: Call) -> int:
@@ -147,6 +159,9 @@ def _moe_gate_up_silu(format: WeightFormat | None, is_invariant: bool) -> Callab
             return
         if not is_invariant and takes_wgmma(x, ids, out.shape[-1], num_experts, format, weights, call.device):
             yield from wgmma_expert_products(products, x, ids, num_experts, format, call.workspace, call.attributes)
+            return
+        if format is not None and not is_invariant and _takes_codes(format, call):
+            yield from quantized_expert_products(products, x, ids, num_experts, format, call.workspace, call.attributes)
             return
         workspace = call.workspace + align_up(up.nbytes, _ALIGNMENT)
         yield from expert_products(products, x, ids, num_experts, format, workspace, is_invariant=is_invariant)
