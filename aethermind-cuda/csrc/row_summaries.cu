@@ -2,7 +2,8 @@
 // maxima of segments, and the masses of groups of rows that need their total.
 
 #include "common/dependent_launch.cuh"
-#include "common/sample_row.cuh"
+#include "common/row_masses.cuh"
+#include "common/sampling_params.cuh"
 
 // maxima[rows, num_segments] and group_maxima[rows, num_groups] as ordered bits, masses[rows, num_groups]. Rows that
 // need no total have no group maxima and masses.
@@ -11,16 +12,16 @@ extern "C" __global__ void __launch_bounds__(256)
                   const float* temperatures, const int* top_k, const float* top_p, const float* min_p, int size,
                   int segment, int num_segments, int num_groups) {
   aether::begin_kernel();
-  __shared__ aether::Powers powers;
+  __shared__ aether::FastPowers powers;
   const int64_t index = blockIdx.x;
   const float temperature = temperatures[index];
   const bool needs_masses =
       temperature > 0.0f &&
       aether::sampling_params_of(temperature, top_k[index], top_p[index], min_p[index], size).needs_row_total();
   if (needs_masses) {
-    aether::fill_powers(powers);
+    powers.fill();
   }
-  const aether::SoftmaxScale scale(temperature);
+  const aether::FastWeights softmax(powers, aether::SoftmaxScale(temperature), 0.0f, aether::kGroupBits);
   const auto write_mass = [&](int group, const aether::GroupLogits& values, uint32_t largest) {
     if (!needs_masses) {
       return;
@@ -28,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const float reference = aether::from_ordered_bits(largest);
     uint64_t mass = 0;
     if (isfinite(reference)) {
-      mass = values.mass(aether::SoftmaxWeights(powers, scale, reference, aether::kGroupBits));
+      mass = values.mass(softmax.relative_to(reference));
     }
     if (aether::lane_index() == 0) {
       group_maxima[index * num_groups + group] = largest;

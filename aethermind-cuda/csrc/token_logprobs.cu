@@ -2,7 +2,8 @@
 // with theirs. Many blocks a row find the maxima of segments and sums over groups; then a block processes a row.
 
 #include "common/dependent_launch.cuh"
-#include "common/sample_row.cuh"
+#include "common/row_candidates.cuh"
+#include "common/row_masses.cuh"
 
 namespace aether {
 

@@ -83,7 +83,7 @@ def test_a_crashed_step_keeps_its_results_and_later_steps_run(environment: dict[
         "every entry point",
         "one kernel",
     ]
-    assert len(outcomes(tmp_path, "sampling")) == 22
+    assert len(outcomes(tmp_path, "sampling")) == 34
     steps = {line["step"]: line["outcome"] for line in lines(tmp_path) if "step" in line}
     assert steps == {"loading": "FAILED", "shapes: sampling": "FAILED"}
 

@@ -28,8 +28,8 @@ NUM_TENSORS = 8
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostDriver:
-    """Of GPUs of 128 MiB, behind `--device cuda`."""
-    driver = HostDriver(memory=128 * MIB)
+    """Of GPUs of 192 MiB, behind `--device cuda`."""
+    driver = HostDriver(memory=192 * MIB)
     cubins = fake_cubins(tmp_path, [source.stem for source in (ROOT / "aethermind-cuda" / "csrc").glob("*.cu")])
     monkeypatch.setattr("aethermind_cuda.probe.probe", lambda: Probe(2, "GPUs that compute nothing."))
     monkeypatch.setattr("aethermind_cuda.probe.open_backend", lambda: CudaBackend(driver, cubins))
@@ -87,14 +87,14 @@ def test_a_number_of_blocks_is_taken_as_it_is(driver: HostDriver) -> None:
 
 
 def test_a_context_that_does_not_fit_is_refused_before_anything_is_loaded(driver: HostDriver) -> None:
-    driver.used = 100 * MIB
+    driver.used = 164 * MIB
     with pytest.raises(OutOfMemoryError) as caught:
         open_llm(max_model_len=2000)
     words = str(caught.value)
     assert words.startswith(
         "cuda:0 has too little memory for a KV cache of 2000 tokens, which takes 4.0 MiB: weights take"
     )
-    assert "100.0 MiB of its 128.0 MiB are in use, and 90% may be. Lower --max-model-len or" in words
+    assert "164.0 MiB of its 192.0 MiB are in use, and 90% may be. Lower --max-model-len or" in words
     assert driver.memory == {}
 
 

@@ -101,6 +101,40 @@ def test_rows_of_a_large_vocabulary(lead: int) -> None:
     assert dict(zip(WIDE_ROWS, out, strict=True)) == dict(zip(WIDE_ROWS, expected, strict=True))
 
 
+@pytest.mark.parametrize("order", ["sorted", "runs", "bfloat16", "few large"])
+def test_rows_whose_likely_tokens_are_not_spread_evenly(order: str) -> None:
+    rng = np.random.default_rng(len(order))
+    cuts = [
+        (0.8, 0, 0.9, 0.0),  # at the end of what is gathered at once
+        (4.0, 0, 0.9, 0.0),  # far down
+        (4.0, 0, 0.5, 0.0),
+        (4.0, 0, 1.0, 0.01),
+        (2.0, 0, 1.0, 0.001),
+        (4.0, 0, 0.8, 0.02),
+        (2.0, 11_000, 0.9, 0.0),
+        (2.0, 14_000, 1.0, 0.1),
+        (0.7, 50, 0.9, 0.05),
+        (300.0, 0, 0.9, 0.0),
+    ]
+    logits = (rng.standard_normal((len(cuts), 70_003)) * 3).astype(np.float32)
+    if order == "sorted":
+        logits = np.ascontiguousarray(np.sort(logits, axis=1)[:, ::-1])
+    elif order == "runs":
+        logits = logits / 3 + np.repeat(rng.standard_normal((len(cuts), 1094)) * 3, 64, axis=1)[:, :70_003]
+    elif order == "bfloat16":
+        logits = (logits.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    else:
+        logits[:, rng.permutation(70_003)[:20]] += 14
+    temperature, top_k, top_p, min_p = (np.array(column) for column in zip(*cuts, strict=True))
+    floats = [column.astype(np.float32) for column in (temperature, top_p, min_p, rng.random(len(cuts)))]
+    inputs = [logits.astype(np.float32), floats[0], top_k.astype(np.int32), *floats[1:]]
+    out = np.full(len(cuts), -1, np.int32)
+    launch_all(kernel("sample_tokens"), inputs, [out])
+    assert SAMPLE_TOKENS.reference is not None
+    exact = [array.astype(np.float64) if array.dtype == np.float32 else array for array in inputs]
+    np.testing.assert_array_equal(out, SAMPLE_TOKENS.reference(*exact))
+
+
 @pytest.mark.parametrize("kind", ["equal", "two levels", "one finite", "few finite", "likely ones side by side"])
 def test_rows_with_uninformative_segment_maxima(kind: str) -> None:
     rng = np.random.default_rng(len(kind))
@@ -121,11 +155,13 @@ def test_rows_with_uninformative_segment_maxima(kind: str) -> None:
     floats = [np.ones(len(cuts)), top_p, min_p, rng.random(len(cuts))]
     ones, top_p, min_p, uniform = (column.astype(np.float32) for column in floats)
     inputs = [logits, ones, top_k.astype(np.int32), top_p, min_p, uniform]
-    out = np.full(len(cuts), -1, np.int32)
-    launch_all(kernel("sample_tokens"), inputs, [out], seeds=(0, 1))
     assert SAMPLE_TOKENS.reference is not None
     exact = [array.astype(np.float64) if array.dtype == np.float32 else array for array in inputs]
-    np.testing.assert_array_equal(out, SAMPLE_TOKENS.reference(*exact))
+    expected = SAMPLE_TOKENS.reference(*exact)
+    for seed in (0, 1):  # the order of threads is that of gathered elements, but does not decide a token
+        out = np.full(len(cuts), -1, np.int32)
+        launch_all(kernel("sample_tokens"), inputs, [out], seeds=(seed,))
+        np.testing.assert_array_equal(out, expected)
 
 
 def test_a_row_samples_the_same_token_in_every_batch() -> None:

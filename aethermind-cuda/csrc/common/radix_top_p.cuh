@@ -60,6 +60,13 @@ struct Histogram {
     const int slot = padded_bin(bin);
     return {counts[slot], static_cast<uint64_t>(high[slot]) << 32 | low[slot]};
   }
+
+  __device__ __forceinline__ void set(int bin, const Mass& mass) {
+    const int slot = padded_bin(bin);
+    counts[slot] = static_cast<unsigned>(mass.count);
+    low[slot] = static_cast<unsigned>(mass.weight);
+    high[slot] = static_cast<unsigned>(mass.weight >> 32);
+  }
 };
 
 // A bin and the mass before it; `bin` is -1 where the target is not reached.

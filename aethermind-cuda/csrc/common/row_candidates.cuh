@@ -2,7 +2,7 @@
 // sort), and their running sums.
 #pragma once
 
-#include "common/coarse_histogram.cuh"
+#include "common/radix_top_p.cuh"
 #include "common/row_segments.cuh"
 
 namespace aether {
@@ -108,7 +108,6 @@ struct RunningSums {
   uint64_t weights[kPerThread];
   Mass before;  // of this thread's first candidate
   uint64_t total;
-  unsigned behind_gap = 0;  // a bit for each candidate that comes after the gap
 
   // `above` is the mass of elements before all candidates.
   __device__ __forceinline__ RunningSums(const Candidates& sorted, int count, const SoftmaxWeights& softmax,
@@ -126,34 +125,6 @@ struct RunningSums {
     total = sums.total;
   }
 
-  // The mass of elements between two candidates, in shared memory; see `insert_gap`.
-  __device__ __forceinline__ static Mass& gap() {
-    __shared__ Mass mass;
-    return mass;
-  }
-
-  // Lets candidates with is_behind(value), the last ones, begin at the running mass `behind`; the first of all `count`
-  // candidates began at `above`. Returns the running mass through the last one.
-  template <class IsBehind>
-  __device__ __forceinline__ Mass insert_gap(int count, const Mass& above, const Mass& behind,
-                                             const IsBehind& is_behind) {
-    Mass last{0, 0};
-#pragma unroll
-    for (int i = 0; i < kPerThread; ++i) {
-      if (ranks[i] != 0 && is_behind(value_of(ranks[i]))) {
-        behind_gap |= 1u << i;
-        last = last + Mass{1, weights[i]};
-      }
-    }
-    last = {block_sum(last.count), block_sum(last.weight)};
-    if (threadIdx.x == 0) {
-      gap() = {behind.count - above.count - static_cast<uint64_t>(count) + last.count,
-               behind.weight - above.weight - total + last.weight};
-    }
-    __syncthreads();
-    return behind + last;
-  }
-
   // Finds the first element at which the running mass reaches a target; every thread gets it.
   template <class Measure>
   __device__ __forceinline__ CutPoint find_cut(uint64_t target) const {
@@ -165,20 +136,17 @@ struct RunningSums {
     Mass sum = before;
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
-      const Mass from = behind_gap >> i & 1 ? sum + gap() : sum, through = from + Mass{1, weights[i]};
-      if (ranks[i] != 0 && Measure::of(from) < target && Measure::of(through) >= target) {
+      const Mass through = sum + Mass{1, weights[i]};
+      if (ranks[i] != 0 && Measure::of(sum) < target && Measure::of(through) >= target) {
         found = {ranks[i], through};
       }
-      sum = sum + Mass{1, weights[i]};
+      sum = through;
     }
     __syncthreads();
     const CutPoint result = found;
     __syncthreads();  // `found` may be overwritten
     return result;
   }
-
-  // The mass of candidates whose ordered bits are below `threshold`.
-  __device__ __forceinline__ uint64_t weight_below(uint32_t threshold) const { return total - weight_from(threshold); }
 
   // The mass of candidates whose ordered bits are at least `threshold`.
   __device__ __forceinline__ uint64_t weight_from(uint32_t threshold) const {

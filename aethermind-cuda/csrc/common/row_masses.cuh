@@ -9,7 +9,7 @@ namespace aether {
 
 constexpr int kUnits = 4;
 constexpr int kGroup = kUnits * kSegmentUnit;
-constexpr int kGroupBits = SoftmaxWeights::kMaxBits;
+constexpr int kGroupBits = kMaxWeightBits;
 
 // For the groups of a row: the largest logit as ordered bits, and the sum of weights relative to it in units of 2^-53.
 struct GroupMasses {
@@ -18,8 +18,14 @@ struct GroupMasses {
   int count;
 
   // The weights that a group's mass is the sum of.
-  __device__ __forceinline__ SoftmaxWeights weights(int group, const SoftmaxWeights& of_row) const {
-    return {of_row.powers, of_row.scale, from_ordered_bits(maxima[group]), kGroupBits};
+  __device__ __forceinline__ SoftmaxWeights weights(const Powers& powers, int group,
+                                                    const SoftmaxWeights& of_row) const {
+    return {powers, of_row.scale, from_ordered_bits(maxima[group]), kGroupBits};
+  }
+
+  // Log2 of the number that weighs 2^53 in a group; see `WeightsBy::reference`.
+  __device__ __forceinline__ double reference(int group, const SoftmaxWeights& of_row) const {
+    return of_row.relative_to(from_ordered_bits(maxima[group])).reference();
   }
 };
 
@@ -39,6 +45,14 @@ struct GroupLogits {
   Vector<float> units[kUnits];
 
   __device__ __forceinline__ GroupLogits(const float* row, int begin, int size, bool is_aligned) {
+    if (is_aligned && begin + kGroup <= size) {
+      const float* first = row + begin + lane_index() * Vector<float>::size;
+#pragma unroll
+      for (int unit = 0; unit < kUnits; ++unit) {
+        units[unit] = Vector<float>::load(first + unit * kSegmentUnit);
+      }
+      return;
+    }
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
       units[unit] = load_unit(row, begin + unit * kSegmentUnit, size, is_aligned);
@@ -52,14 +66,14 @@ struct GroupLogits {
     return __reduce_max_sync(kFullWarp, ordered_bits(lane_largest));
   }
 
-  // The sum of doubled weights; every lane gets it.
-  __device__ __forceinline__ uint64_t mass(const SoftmaxWeights& softmax) const {
+  // The sum of weights; every lane gets it.
+  __device__ __forceinline__ uint64_t mass(const FastWeights& softmax) const {
     uint64_t sum = 0;
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
 #pragma unroll
       for (int i = 0; i < Vector<float>::size; ++i) {
-        sum += softmax.doubled(units[unit].values[i]);
+        sum += softmax.weight(units[unit].values[i]);
       }
     }
     return warp_sum(sum);
@@ -88,7 +102,8 @@ __device__ __forceinline__ void summarize_row(uint32_t* maxima, const float* row
       for (int unit = 0; unit < kUnits; ++unit) {
         const uint32_t of_unit = logits.largest(unit);
         largest = max(largest, of_unit);
-        if ((i * kUnits + unit) / groups_per_warp == lane_index()) {
+        // Without a division where a segment is a unit.
+        if ((groups_per_warp == 1 ? unit : (i * kUnits + unit) / groups_per_warp) == lane_index()) {
           lane_maximum = max(lane_maximum, of_unit);
         }
       }
@@ -107,8 +122,8 @@ __device__ __forceinline__ uint64_t row_mass(const GroupMasses& groups, int grou
   if (mass == 0) {
     return 0;
   }
-  const SoftmaxWeights own = groups.weights(group, softmax);
-  const double ratio = exp2(own.reference() - softmax.reference() + (softmax.bits - kGroupBits - 1));
+  const double distance = groups.reference(group, softmax) - softmax.reference();
+  const double ratio = exp2(distance + (softmax.bits - kGroupBits));
   return static_cast<uint64_t>(static_cast<double>(mass) * ratio + 0.5);
 }
 
@@ -135,7 +150,7 @@ __device__ __forceinline__ uint64_t row_total(const GroupMasses& groups, const S
 
 // Inverse transform sampling of an untruncated row: the first index at which the running mass by ascending index
 // exceeds `random` times the total. The groups' masses give its group. For blocks of a thread per logit of a group.
-__device__ __forceinline__ int sample_untruncated(const Row& row, const GroupMasses& groups,
+__device__ __forceinline__ int sample_untruncated(const Row& row, const GroupMasses& groups, const Powers& powers,
                                                   const SoftmaxWeights& softmax, double random) {
   __shared__ int chosen_group, chosen;
   __shared__ unsigned long long chosen_target;
@@ -161,9 +176,9 @@ __device__ __forceinline__ int sample_untruncated(const Row& row, const GroupMas
   }
   __syncthreads();
   const int begin = chosen_group * kGroup, index = begin + static_cast<int>(threadIdx.x);
-  const SoftmaxWeights in_group = groups.weights(chosen_group, softmax);
+  const SoftmaxWeights in_group = groups.weights(powers, chosen_group, softmax);
   const bool is_inside = static_cast<int>(threadIdx.x) < kGroup && index < row.size;
-  const uint64_t weight = is_inside ? in_group.doubled(row.logits[index]) : 0;
+  const uint64_t weight = is_inside ? in_group.weight(row.logits[index]) : 0;
   const PrefixSum in = block_prefix_sum(weight);
   if (in.before < chosen_target && chosen_target <= in.before + weight) {
     chosen = index;

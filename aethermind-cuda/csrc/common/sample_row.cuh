@@ -1,95 +1,43 @@
 // Samples one token of a row of float32 logits under top_k, top_p and min_p.
 //
 // Each truncation keeps a prefix of the descending order, so it is described by the mass of that prefix; the token is
-// the element at which the running mass reaches the random fraction of it (inverse transform sampling). Three methods
-// give the same token: sorting the elements above a threshold derived from segment maxima (one more read of the row);
-// sorting two bands of values (two more reads, or a few); and radix selection, which handles any row.
+// the element at which the running mass reaches the random fraction of it (inverse transform sampling). Weights are
+// integers, so every method gives the same token: selection among the elements of windows, which are sorted or binned,
+// and radix selection, which handles any row.
 #pragma once
 
-#include "common/row_masses.cuh"
-#include "common/value_bands.cuh"
+#include "common/gathered_row.cuh"
 
 namespace aether {
 
-// Rows of more elements have more candidates than can be sorted where three quarters of their segments have one: 1.4 a
-// segment, if elements are independent.
-constexpr int kMaxSortedRow = kMaxCandidates / 2 * kSegmentUnit;
-
-__device__ __forceinline__ int num_segments_above(const uint32_t* maxima, int num_segments, uint32_t threshold) {
-  uint64_t count = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < num_segments; i += static_cast<int>(blockDim.x)) {
-    count += maxima[i] >= threshold;
+// Samples among the elements of windows; none if they do not contain the cut or the token.
+template <class Elements>
+__device__ __forceinline__ int sample_elements(const Elements& elements, const Windows& windows, int count,
+                                               const SamplingParams& params) {
+  const float lowest = from_ordered_bits(min_weighted_bits(windows.largest, params.temperature));
+  const bool has_all_with_weight = windows.lower_first <= lowest;
+  const bool has_all_above_min_p = params.has_min() && from_ordered_bits(params.min_p_bits) >= windows.lower_first;
+  uint64_t kept = elements.weight();
+  bool is_found = has_all_with_weight || (has_all_above_min_p && !(params.has_k() && params.has_p()));
+  if (params.has_k() && count >= params.top_k) {
+    kept = elements.template find_cut<ByCount>(params.top_k).through.weight;
+    is_found = kept != 0;
   }
-  return static_cast<int>(block_sum(count));
-}
-
-// Samples among the elements above a threshold, if they are few enough and contain the whole cut.
-__device__ __forceinline__ int sample_above_threshold(Candidates& candidates, const Row& row, const uint32_t* maxima,
-                                                      int segment, int num_segments, const SoftmaxWeights& softmax,
-                                                      const SamplingParams& params) {
-  uint32_t threshold = min_weighted_bits(softmax.largest, params.temperature);
-  if (row.size > kMaxCandidates && (params.has_k() || params.needs_row_total())) {
-    // At least one element per segment whose maximum reaches the threshold is above it. More segments than these would
-    // often have too many.
-    const int max_wanted = max(num_segments / 4 * 3, 1);
-    if (params.top_k > max_wanted) {
-      return kNoToken;
-    }
-    const bool is_by_mass = params.needs_row_total() && params.has_p() && !params.has_min();
-    uint64_t mass = 0;
-    for (int i = static_cast<int>(threadIdx.x); i < num_segments; i += static_cast<int>(blockDim.x)) {
-      candidates[i] = static_cast<unsigned long long>(maxima[i]) << 32;
-      mass += is_by_mass ? softmax.weight(from_ordered_bits(maxima[i])) : 0;
-    }
-    // Elements that are few enough to be sorted weigh about twice the maxima.
-    if (is_by_mass && 2 * block_sum(mass) < params.mass_target()) {
-      return kNoToken;
-    }
-    sort_descending(candidates, num_segments);
-    int wanted = params.has_k() ? params.top_k : max_wanted;
-    if (is_by_mass) {
-      const RunningSums sums(candidates, max_wanted, softmax, Mass{0, 0});
-      const CutPoint last = sums.find_cut<ByWeight>(params.mass_target());
-      if (last.rank != 0) {
-        wanted = static_cast<int>(last.through.count);
-      }
-    }
-    threshold = max(threshold, static_cast<uint32_t>(candidates[wanted - 1] >> 32));
-    __syncthreads();
-  }
-  // top_p is relative to the mass that top_k keeps, before min_p is applied.
-  bool has_all_above_min_p = false;
-  if (params.has_min() && !(params.has_k() && params.has_p())) {
-    has_all_above_min_p = params.min_p_bits >= threshold;
-    threshold = max(threshold, params.min_p_bits);
-  }
-  if (row.size > kMaxSortedRow && num_segments_above(maxima, num_segments, threshold) > num_segments / 4 * 3) {
-    return kNoToken;
-  }
-  const int count = gather_from_segments(candidates, row, maxima, segment, num_segments, threshold);
-  if (count > kMaxCandidates) {
-    return kNoToken;
-  }
-  sort_descending(candidates, count);
-  const RunningSums sums(candidates, count, softmax, Mass{0, 0});
-  uint64_t kept = sums.total;
-  if (params.has_k() && count > params.top_k) {
-    kept = sums.find_cut<ByCount>(params.top_k).through.weight;
-  }
-  if (params.needs_row_total() || params.has_p()) {
-    const uint64_t total_mass = params.needs_row_total() ? params.total : kept;
-    const CutPoint last = sums.find_cut<ByWeight>(target_reaching(params.top_p, total_mass));
-    if (last.rank != 0) {
-      kept = last.through.weight;
-    } else if (!has_all_above_min_p) {
-      return kNoToken;
-    }
+  if (params.has_p() && (is_found || !params.has_k())) {
+    const uint64_t total = params.has_k() ? kept : params.total;
+    const CutPoint last = elements.template find_cut<ByWeight>(target_reaching(params.top_p, total));
+    kept = last.rank != 0 ? last.through.weight : kept;
+    is_found = is_found || last.rank != 0;
   }
   if (params.has_min()) {
-    const uint64_t min_p_weight = sums.weight_from(params.min_p_bits);
-    kept = min_p_weight < kept ? min_p_weight : kept;
+    const uint64_t above = elements.weight_from(params.min_p_bits);
+    kept = min(kept, above);
   }
-  return index_of(sums.find_cut<ByWeight>(target_beyond(params.random, kept)).rank);
+  if (!is_found || kept == 0) {
+    return kNoToken;
+  }
+  const CutPoint chosen = elements.template find_cut<ByWeight>(target_beyond(params.random, kept));
+  return chosen.rank != 0 ? index_of(chosen.rank) : kNoToken;
 }
 
 // A function of its own, which builds its weights again: callers keep theirs in registers.

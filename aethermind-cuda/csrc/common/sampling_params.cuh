@@ -30,19 +30,23 @@ __device__ __forceinline__ SamplingParams sampling_params_of(float temperature, 
   return {temperature, top_k < size ? top_k : 0, top_p, min_p, 0, 0, 0.0};
 }
 
-// Sets min_p_bits of parameters in shared memory: the smallest value that weighs at least min_p of the
-// largest.
+// Sets min_p_bits of parameters in shared memory: the smallest value that weighs at least min_p of the largest. The
+// lanes of a warp try 32 values at a time.
 __device__ __forceinline__ void find_min_p_bits(SamplingParams& params, const SoftmaxWeights& softmax) {
   if (warp_index() == 0) {
     uint32_t low = 0, high = ordered_bits(softmax.largest);
     while (low < high) {
-      const uint32_t middle = low + (high - low) / 2;
-      const float value = from_ordered_bits(middle);
-      if (value == value && softmax.relative_weight(value, params.temperature) >= static_cast<double>(params.min_p)) {
-        high = middle;
-      } else {
-        low = middle + 1;
-      }
+      const uint64_t width = high - low;
+      const auto tried = [&](int number) {
+        return low + static_cast<uint32_t>(width * static_cast<uint64_t>(number) / kWarpSize);
+      };
+      const float value = from_ordered_bits(tried(lane_index()));
+      const bool is_kept =
+          value == value && softmax.relative_weight(value, params.temperature) >= static_cast<double>(params.min_p);
+      const unsigned kept = __ballot_sync(kFullWarp, is_kept);
+      const int first = kept != 0 ? __ffs(static_cast<int>(kept)) - 1 : kWarpSize;
+      high = first < kWarpSize ? tried(first) : high;
+      low = first > 0 ? tried(first - 1) + 1 : low;
     }
     __syncwarp();
     if (lane_index() == 0) {

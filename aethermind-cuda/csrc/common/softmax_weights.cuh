@@ -8,17 +8,37 @@
 
 namespace aether {
 
-// Table of 2^(i / 512) in units of 2^-62, in shared memory.
 constexpr int kPowerBits = 9;
 constexpr int kPowers = 1 << kPowerBits;
-using Powers = unsigned long long[kPowers];
 
-__device__ __forceinline__ void fill_powers(Powers& powers) {
-  for (int i = static_cast<int>(threadIdx.x); i < kPowers; i += static_cast<int>(blockDim.x)) {
-    powers[i] = static_cast<unsigned long long>(exp2(i / static_cast<double>(kPowers)) * 0x1p62);
+// Table of 2^(i / 512) in units of 2^-62, in shared memory. Lanes read copies of it that are in different banks: with
+// one copy, a warp's random reads take three times as long as with eight.
+template <int kCopies>
+struct PowerTable {
+  unsigned long long values[kPowers * kCopies];
+
+  __device__ __forceinline__ void fill() {
+    for (int i = static_cast<int>(threadIdx.x); i < kPowers; i += static_cast<int>(blockDim.x)) {
+      const auto power = static_cast<unsigned long long>(exp2(i / static_cast<double>(kPowers)) * 0x1p62);
+      for (int copy = 0; copy < kCopies; ++copy) {
+        values[i * kCopies + copy] = power;
+      }
+    }
+    __syncthreads();
   }
-  __syncthreads();
-}
+
+  __device__ __forceinline__ const unsigned long long* of_lane() const { return values + lane_index() % kCopies; }
+
+  // The power of i % 512 in a lane's copy. Bytes need fewer instructions than elements.
+  __device__ __forceinline__ static unsigned long long at(const unsigned long long* of_lane, uint32_t i) {
+    constexpr uint32_t kBytes = kCopies * sizeof(unsigned long long);
+    const auto* bytes = reinterpret_cast<const char*>(of_lane) + (i * kBytes & (kPowers - 1) * kBytes);
+    return *reinterpret_cast<const unsigned long long*>(bytes);
+  }
+};
+
+using Powers = PowerTable<1>;
+using FastPowers = PowerTable<8>;  // for kernels that weigh all logits of a row
 
 // log2(e) / temperature, as a sum of two float32 and in float64.
 struct SoftmaxScale {
@@ -34,9 +54,11 @@ struct SoftmaxScale {
   }
 };
 
-// The largest logit weighs about 2^bits, at most 2^52.
-struct SoftmaxWeights {
-  static constexpr int kMaxBits = 52;
+constexpr int kMaxWeightBits = 53;
+
+// The largest logit weighs about 2^bits, at most 2^53.
+template <class Table>
+struct WeightsBy {
   // Added to a number of [-8192, 8192), it rounds to a multiple of 1/512, and shows that multiple in its low bits.
   static constexpr float kStepsAbove = 24576.0f;
 
@@ -45,21 +67,33 @@ struct SoftmaxWeights {
   float largest;
   int bits;
   float offset;  // subtracted from every logit, exactly
-  float lowest;  // after the subtraction: the weight of smaller logits is 0
+  float range;   // logits further below the largest weigh 0
+  float lowest;  // the smallest logit that may weigh more, after the subtraction
   float base;    // kStepsAbove less the power of two that weighs 2^bits
   int shift;     // of a power in the table with exponent 0
 
-  __device__ __forceinline__ SoftmaxWeights(const unsigned long long* powers, const SoftmaxScale& scale, float largest,
-                                            int bits)
-      : powers(powers), scale(scale), largest(largest), bits(bits) {
+  __device__ __forceinline__ WeightsBy(const Table& table, const SoftmaxScale& scale, float largest, int bits)
+      : powers(table.of_lane()), scale(scale), bits(bits) {
+    range = __fdiv_rn(static_cast<float>(bits) + 0.5f, scale.high);
+    shift = 62 - bits + (__float_as_int(kStepsAbove) >> kPowerBits);
+    set_largest(largest);
+  }
+
+  __device__ __forceinline__ void set_largest(float value) {
     constexpr float kMaxPower = 1024.0f;
+    largest = value;
     // Logits with weight are so close to a far largest one that their difference is exact.
     offset = fabsf(__fmul_rn(largest, scale.high)) < kMaxPower ? 0.0f : largest;
     const float top = __fsub_rn(largest, offset);
-    const float range = __fdiv_rn(static_cast<float>(bits) + 1.5f, scale.high);
     lowest = fmaxf(__fsub_rn(top, range), -3.4028235e38f);
     base = __fsub_rn(kStepsAbove, __fsub_rn(__fmaf_rn(top, scale.high, kStepsAbove), kStepsAbove));
-    shift = 61 - bits + (__float_as_int(kStepsAbove) >> kPowerBits);
+  }
+
+  // The weights of the same temperature and bits where another logit is the largest.
+  __device__ __forceinline__ WeightsBy relative_to(float other) const {
+    WeightsBy result = *this;
+    result.set_largest(other);
+    return result;
   }
 
   // Log2 of the number whose weight is 2^bits, for the ratio of two units.
@@ -67,9 +101,9 @@ struct SoftmaxWeights {
     return static_cast<double>(offset) * scale.exact + static_cast<double>(__fsub_rn(kStepsAbove, base));
   }
 
-  // The weight of a logit in units of 2^-(bits + 1), rounded down; that of NaN is 0. Rounded operations are explicit
-  // where the result relies on their rounding.
-  __device__ __forceinline__ uint64_t doubled(float logit) const {
+  // The weight of a logit in units of 2^-bits, rounded down; that of NaN is 0. Rounded operations are explicit where
+  // the result relies on their rounding.
+  __device__ __forceinline__ uint64_t weight(float logit) const {
     // Logits without weight are computed as if they were the lowest: branch-free code overlaps several logits.
     const float x = fmaxf(__fsub_rn(logit, offset), lowest);
     // x · scale as a multiple of 1/512 and a rest of at most half a step, or little more.
@@ -82,14 +116,11 @@ struct SoftmaxWeights {
         __fmaf_rn(rest, __fmaf_rn(rest, kUnit * kLn2 * kLn2 * kLn2 / 6, kUnit * kLn2 * kLn2 / 2), kUnit * kLn2);
     const int correction = __float2int_rn(__fmul_rn(rest, series));
     const auto steps = static_cast<uint32_t>(__float_as_int(rounded));
-    const uint64_t power = powers[steps % kPowers];
+    const uint64_t power = Table::at(powers, steps);
     const auto high = static_cast<int>(power >> 36);
     const uint64_t corrected = power + static_cast<uint64_t>(static_cast<int64_t>(high) * correction);
     return corrected >> (static_cast<uint32_t>(shift) - (steps >> kPowerBits));
   }
-
-  // The weight in units of 2^-bits, rounded to nearest.
-  __device__ __forceinline__ uint64_t weight(float logit) const { return (doubled(logit) + 1) >> 1; }
 
   // The definition of the operator's page in float64, for the comparison with min_p; slow.
   __device__ __forceinline__ double relative_weight(float logit, float temperature) const {
@@ -97,10 +128,13 @@ struct SoftmaxWeights {
   }
 };
 
-// The bits of weights whose sum over `size` logits is below 2^62.
+using SoftmaxWeights = WeightsBy<Powers>;
+using FastWeights = WeightsBy<FastPowers>;
+
+// The bits of weights whose sum over `size` logits is below 2^63.
 __device__ __forceinline__ int weight_bits(int size) {
-  int bits = SoftmaxWeights::kMaxBits;
-  while (bits > 0 && static_cast<uint64_t>(size) >= uint64_t{1} << (62 - bits)) {
+  int bits = kMaxWeightBits;
+  while (bits > 0 && static_cast<uint64_t>(size) >= uint64_t{1} << (63 - bits)) {
     --bits;
   }
   return bits;

@@ -30,19 +30,25 @@ class Sampling:
             "top_p": (0.8, 0, 0.9, 0.0),
             "flat top_p": (4.0, 0, 0.9, 0.0),
             "flat min_p": (4.0, 0, 1.0, 0.01),
+            "top_k 3000": (0.8, 3000, 1.0, 0.0),
+            "min_p": (0.8, 0, 1.0, 0.05),
             "all": (0.7, 50, 0.9, 0.05),
+            "peaked top_p": (1.0, 0, 0.9, 0.0),
+            "peaked top_p 0.95": (1.0, 0, 0.95, 0.0),
+            "peaked top_p 0.99": (1.0, 0, 0.99, 0.0),
+            "peaked min_p": (1.0, 0, 1.0, 0.05),
         }
         for rows in self.bench.sizes.sampled_rows:
             for kind, parameters in kinds.items():
-                yield f"{kind} {rows}", partial(self._sample, rows, parameters)
+                yield f"{kind} {rows}", partial(self._sample, rows, parameters, kind.startswith("peaked"))
             for k in (0, 5):
                 yield f"logprobs {k} {rows}", partial(self._logprobs, rows, k)
             yield f"penalty {rows}", partial(self._penalty, rows)
             yield f"mask {rows}", partial(self._mask, rows)
 
-    def _sample(self, rows: int, parameters: tuple[float, int, float, float], facts: Facts) -> None:
+    def _sample(self, rows: int, parameters: tuple[float, int, float, float], is_peaked: bool, facts: Facts) -> None:
         gpu = self.bench.gpu
-        logits = self._logits(rows)
+        logits = self._peaked_logits(rows) if is_peaked else self._logits(rows)
         temperature, top_k, top_p, min_p = parameters
         columns = [
             torch.full((rows,), value, dtype=dtype, device=gpu.device)
@@ -68,6 +74,14 @@ class Sampling:
 
     def _logits(self, rows: int) -> torch.Tensor:
         return 3 * torch.randn(rows, self.bench.sizes.vocab, device=self.bench.gpu.device)
+
+    def _peaked_logits(self, rows: int) -> torch.Tensor:
+        """Logits whose 20 largest hold 96 % of the probability, the i-th 1/i of the first, as trained models' do."""
+        logits = self._logits(rows) * (2 / 3)
+        ids = torch.rand(logits.shape, device=logits.device).topk(20).indices
+        share = 1 / torch.arange(1, 21, device=logits.device)
+        others = torch.logsumexp(logits, -1, keepdim=True)
+        return logits.scatter(1, ids, others + torch.log(24 * share / share.sum()))
 
     def _logprobs(self, rows: int, k: int, facts: Facts) -> None:
         gpu, logits = self.bench.gpu, self._logits(rows)

@@ -23,6 +23,10 @@ _SEGMENTS_PER_BLOCK = 32
 """Segments per block: four per warp."""
 _GROUP = 512
 """Logits of a group, as in `common/row_masses.cuh`."""
+_WINDOWS_INTS = 7
+"""64-bit integers in the size of `Windows` in `common/row_windows.cuh`."""
+_MAX_WINDOW_ELEMENTS = 16384
+_MIN_WINDOW_ELEMENTS = 2048
 _SUMMARY_BLOCK = (256, 1, 1)
 _BLOCKS_PER_MULTIPROCESSOR = 4
 _WAVES = 2
@@ -62,8 +66,26 @@ def _sample_tokens(call: Call) -> Iterator[Launch]:
     statistics, sizes, grid = _statistics(call, DType.INT64)
     arguments = (*statistics, logits, *parameters, *sizes)
     yield Launch("row_summaries", "row_summaries", grid, _SUMMARY_BLOCK, arguments)
-    arguments = (token_ids, logits, *parameters, uniform, *statistics, *sizes)
-    yield Launch("sample_tokens", "sample_tokens", (grid[0], 1, 1), (_SORTING_THREADS, 1, 1), arguments)
+    windows, ranks = _windows(call, statistics[-1])
+    rows, block = (grid[0], 1, 1), (_SORTING_THREADS, 1, 1)
+    size, segment, num_segments, _ = sizes
+    capacity = ranks.shape[1]
+    arguments = (token_ids, windows, logits, *parameters, uniform, *statistics, *sizes, capacity)
+    yield Launch("find_windows", "find_windows", rows, block, arguments)
+    arguments = (windows, ranks, logits, parameters[0], statistics[0], size, segment, num_segments, capacity)
+    yield Launch("gather_windows", "gather_windows", grid, _SUMMARY_BLOCK, arguments)
+    arguments = (token_ids, windows, ranks, logits, *parameters, uniform, size, capacity)
+    yield Launch("sample_tokens", "sample_tokens", rows, block, arguments)
+
+
+def _windows(call: Call, before: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
+    """The windows of rows and their elements, in the workspace behind the statistics."""
+    num_rows, size = call.inputs[0].shape  # type: ignore[union-attr]
+    address = align_up(before.address + before.nbytes, _ALIGNMENT)
+    windows = DeviceArray(address, DType.INT64, (num_rows, _WINDOWS_INTS))
+    address = align_up(address + windows.nbytes, _ALIGNMENT)
+    capacity = min(size, max(size // 4, _MIN_WINDOW_ELEMENTS), _MAX_WINDOW_ELEMENTS)
+    return windows, DeviceArray(address, DType.INT64, (num_rows, capacity))
 
 
 def _token_logprobs(call: Call) -> Iterator[Launch]:
@@ -98,7 +120,15 @@ def _statistics(call: Call, *sums: DType) -> tuple[tuple[DeviceArray, ...], tupl
 
 def _statistics_bytes(call: Call) -> int:
     """Of the statistics of either operator, which have 8 bytes of sums a group."""
+    return _bytes_through(_statistics(call._replace(workspace=0), DType.INT64)[0][-1])
+
+
+def _sample_bytes(call: Call) -> int:
     last = _statistics(call._replace(workspace=0), DType.INT64)[0][-1]
+    return _bytes_through(_windows(call, last)[-1])
+
+
+def _bytes_through(last: DeviceArray) -> int:
     return align_up(last.address + last.nbytes, _ALIGNMENT) + _ALIGNMENT
 
 
@@ -106,6 +136,6 @@ _ADJUSTMENTS = ("bias_tokens", "mask_tokens", "repetition_penalty", "suppress_to
 
 KERNELS = (
     *(cuda_kernel(name, _logits_processor(name), dtypes=_FLOAT32) for name in _ADJUSTMENTS),
-    cuda_kernel("sample_tokens", _sample_tokens, dtypes=_FLOAT32, workspace_bytes=_statistics_bytes),
+    cuda_kernel("sample_tokens", _sample_tokens, dtypes=_FLOAT32, workspace_bytes=_sample_bytes),
     cuda_kernel("token_logprobs", _token_logprobs, dtypes=_FLOAT32, workspace_bytes=_statistics_bytes),
 )
