@@ -30,7 +30,7 @@ the values of the block type, computed in float32 and rounded once.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -117,19 +117,19 @@ class BlockType:
         super_block_shape = (rows, format.num_super_blocks(columns), 2) if format.super_block_size else None
         super_block_scales = None if super_block_shape is None else np.empty(super_block_shape, np.float16)
 
-        def decode(chunk: slice, encoded: Array) -> None:
-            converted = self._as_weight_format(self.decode(encoded))
-            for array, values in zip((codes, scales, offsets, super_block_scales), converted, strict=True):
-                if array is not None and values is not None:
-                    array[chunk] = values.reshape(array[chunk].shape)
+        def decode(chunks: Iterable[tuple[slice, Array]]) -> None:
+            for chunk, encoded in chunks:
+                converted = self._as_weight_format(self.decode(encoded))
+                for array, values in zip((codes, scales, offsets, super_block_scales), converted, strict=True):
+                    if array is not None and values is not None:
+                        array[chunk] = values.reshape(array[chunk].shape)
 
         chunks = list(self._chunks(stored, shape))
-        if len(chunks) == 1:
-            decode(*chunks[0])
-        elif chunks:
-            with ThreadPoolExecutor(min(len(chunks), _MAX_THREADS), "aethermind-decode") as pool:
-                for done in [pool.submit(decode, *chunk) for chunk in chunks]:
-                    done.result()
+        if (num_threads := min(len(chunks), _MAX_THREADS)) > 1:
+            with ThreadPoolExecutor(num_threads, "aethermind-decode") as pool:
+                list(pool.map(decode, (chunks[thread::num_threads] for thread in range(num_threads))))
+        else:
+            decode(chunks)
         return QuantizedWeight(format, codes, scales, zeros, offsets, super_block_scales)
 
     def values(self, stored: Array, shape: tuple[int, int], dtype: npt.DTypeLike) -> Array:
@@ -181,10 +181,14 @@ def _float16(blocks: Array, begin: int, count: int = 1) -> Array:
 
 
 def _nibbles(packed: Array, group: int) -> Array:
-    """Unpack [n, bytes] to [n, 2 · bytes]: for every `group` bytes first the low nibbles, then the high ones."""
-    grouped = packed.reshape(len(packed), -1, 1, group)
-    codes: Array = np.concatenate([grouped & 15, grouped >> 4], axis=2)
-    return codes.reshape(len(packed), -1)
+    """Unpack [n, bytes] to [n, 2 · bytes]: for every `group` bytes first the low nibbles, then the high ones.
+
+    Groups are copied as single items, because NumPy's loops over so few bytes take several times as long.
+    """
+    flat, item = np.ascontiguousarray(packed).reshape(-1), np.dtype((np.void, group))
+    codes = np.empty((flat.size // group, 2), item)
+    codes[:, 0], codes[:, 1] = (flat & 15).view(item), (flat >> 4).view(item)
+    return codes.view(np.uint8).reshape(len(packed), -1)
 
 
 def _fifth_bits(stored: Array) -> Array:
@@ -194,7 +198,9 @@ def _fifth_bits(stored: Array) -> Array:
 
 
 def _decode_q4_0(blocks: Array) -> _DecodedBlocks:
-    return _DecodedBlocks(_nibbles(blocks[:, 2:], 16).view(np.int8) - np.int8(8), _float16(blocks, 0))
+    codes = _nibbles(blocks[:, 2:], 16).view(np.int8)
+    codes -= np.int8(8)
+    return _DecodedBlocks(codes, _float16(blocks, 0))
 
 
 def _decode_q4_1(blocks: Array) -> _DecodedBlocks:
