@@ -25,6 +25,7 @@ from aethermind_cuda.kernels.mixture import KERNELS
 from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, KernelFunction, Launch
 
 RUNTIME = Runtime.boot()
+OPERATORS = "moe_gate_up_silu", "moe_linear"
 
 
 @pytest.fixture(scope="module")
@@ -156,21 +157,9 @@ def test_experts_of_integer_codes_by_wgmma(
     monkeypatch.setattr(_quantized_experts, "_CAPABILITY", (8, 0))
     num_experts = 5
     dtype = DType.FLOAT16 if len(format) % 2 else DType.BFLOAT16
-    rng = np.random.default_rng(num_tokens)
-    ids = np.argsort(rng.random((num_tokens, num_experts)), axis=1)[:, :2].astype(np.int32)
-    gate, up = (rng.standard_normal((num_experts * width, hidden_size)) / 8 for _ in range(2))
-    biases = [rng.standard_normal(num_experts * width) for _ in range(2)]
-    x, chosen = rng.standard_normal((num_tokens, hidden_size)), rng.standard_normal((num_tokens, 2, hidden_size))
-    clamped = {"alpha": 1.702, "limit": 1.5, "up_offset": 1.0}
-    for operator, inputs, activation in (
-        (MOE_GATE_UP_SILU, (x, ids, gate, up, None, None), {}),
-        (MOE_GATE_UP_SILU, (x, ids, gate, up, *biases), clamped),
-        (MOE_LINEAR, (chosen, ids, gate, biases[0]), {}),
-    ):
-        check_quantised(opened, operator, inputs, {"num_experts": num_experts, **activation}, format, dtype)
+    check_products(opened, num_experts, num_tokens, hidden_size, width, format, dtype)
     family = re.sub("_(g[0-9]+|channel)", "", format)
-    assert launched(opened, f"moe_gate_up_silu_quantized_wgmma{columns}_{family}_{dtype}")
-    assert launched(opened, f"moe_linear_quantized_wgmma{columns}_{family}_{dtype}")
+    assert launched(opened, *(f"{operator}_quantized_wgmma{columns}_{family}_{dtype}" for operator in OPERATORS))
 
 
 @pytest.mark.parametrize(
@@ -190,20 +179,8 @@ def test_experts_in_mxfp4_by_wgmma(
     """Tiles of each size, and of half of it at most; parts of a tile of outputs; odd numbers of steps of 64 inputs."""
     monkeypatch.setattr(_mxfp4_experts, "_CAPABILITY", (8, 0))
     num_experts = 5 if pairs == 16 else 3
-    rng = np.random.default_rng(num_tokens)
-    ids = np.argsort(rng.random((num_tokens, num_experts)), axis=1)[:, :2].astype(np.int32)
-    scale = np.exp2(rng.integers(-9, -3, (num_experts * width, 1)))
-    gate, up = (rng.standard_normal((num_experts * width, hidden_size)) * scale for _ in range(2))
-    biases = [rng.standard_normal(num_experts * width) for _ in range(2)]
-    x, chosen = rng.standard_normal((num_tokens, hidden_size)), rng.standard_normal((num_tokens, 2, hidden_size))
-    clamped = {"alpha": 1.702, "limit": 1.5, "up_offset": 1.0}
-    for operator, inputs, activation in (
-        (MOE_GATE_UP_SILU, (x, ids, gate, up, None, None), {}),
-        (MOE_GATE_UP_SILU, (x, ids, gate, up, *biases), clamped),
-        (MOE_LINEAR, (chosen, ids, gate, biases[0]), {}),
-    ):
-        check_quantised(opened, operator, inputs, {"num_experts": num_experts, **activation}, "mxfp4")
-    assert launched(opened, f"moe_gate_up_silu_mxfp4_{pairs}", f"moe_linear_mxfp4_{pairs}")
+    check_products(opened, num_experts, num_tokens, hidden_size, width, "mxfp4", DType.BFLOAT16)
+    assert launched(opened, *(f"{operator}_mxfp4_{pairs}" for operator in OPERATORS))
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
@@ -215,20 +192,8 @@ def test_experts_in_mxfp4_by_gemv(
 ) -> None:
     """One token's pairs, unsorted and sorted ones; several groups for a warp; rows that begin within a tile."""
     num_experts = 16 if num_tokens == 2 else 5
-    rng = np.random.default_rng(num_tokens)
-    ids = np.argsort(rng.random((num_tokens, num_experts)), axis=1)[:, :2].astype(np.int32)
-    scale = np.exp2(rng.integers(-9, -3, (num_experts * width, 1)))
-    gate, up = (rng.standard_normal((num_experts * width, hidden_size)) * scale for _ in range(2))
-    biases = [rng.standard_normal(num_experts * width) for _ in range(2)]
-    x, chosen = rng.standard_normal((num_tokens, hidden_size)), rng.standard_normal((num_tokens, 2, hidden_size))
-    clamped = {"alpha": 1.702, "limit": 1.5, "up_offset": 1.0}
-    for operator, inputs, activation in (
-        (MOE_GATE_UP_SILU, (x, ids, gate, up, None, None), {}),
-        (MOE_GATE_UP_SILU, (x, ids, gate, up, *biases), clamped),
-        (MOE_LINEAR, (chosen, ids, gate, biases[0]), {}),
-    ):
-        check_quantised(opened, operator, inputs, {"num_experts": num_experts, **activation}, "mxfp4", dtype)
-    assert launched(opened, f"moe_gate_up_silu_mxfp4_gemv_{dtype}", f"moe_linear_mxfp4_gemv_{dtype}")
+    check_products(opened, num_experts, num_tokens, hidden_size, width, "mxfp4", dtype)
+    assert launched(opened, *(f"{operator}_mxfp4_gemv_{dtype}" for operator in OPERATORS))
 
 
 @pytest.mark.parametrize("by_wgmma", [False, True])
@@ -246,6 +211,25 @@ def test_scales_of_mxfp4_may_be_large(
     weight[5] = largest * 6
     x = rng.standard_normal((num_tokens, 1, hidden_size)) / min(largest, 2.0**100)
     check_quantised(opened, MOE_LINEAR, (x, ids, weight, None), {"num_experts": num_experts}, "mxfp4")
+
+
+def check_products(
+    opened: OpenDevice, num_experts: int, num_tokens: int, hidden_size: int, width: int, format: str, dtype: DType
+) -> None:
+    """SwiGLU, the same clamped and with biases, and a product of rows of pairs, of two experts of each token."""
+    rng = np.random.default_rng(num_tokens)
+    ids = np.argsort(rng.random((num_tokens, num_experts)), axis=1)[:, :2].astype(np.int32)
+    scale = np.exp2(rng.integers(-9, -3, (num_experts * width, 1)))
+    gate, up = (rng.standard_normal((num_experts * width, hidden_size)) * scale for _ in range(2))
+    biases = [rng.standard_normal(num_experts * width) for _ in range(2)]
+    x, chosen = rng.standard_normal((num_tokens, hidden_size)), rng.standard_normal((num_tokens, 2, hidden_size))
+    clamped = {"alpha": 1.702, "limit": 1.5, "up_offset": 1.0}
+    for operator, inputs, activation in (
+        (MOE_GATE_UP_SILU, (x, ids, gate, up, None, None), {}),
+        (MOE_GATE_UP_SILU, (x, ids, gate, up, *biases), clamped),
+        (MOE_LINEAR, (chosen, ids, gate, biases[0]), {}),
+    ):
+        check_quantised(opened, operator, inputs, {"num_experts": num_experts, **activation}, format, dtype)
 
 
 def check_quantised(

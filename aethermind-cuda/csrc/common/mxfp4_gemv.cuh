@@ -8,7 +8,7 @@
 #pragma once
 
 #include "common/async_copy.cuh"
-#include "common/expert_products.cuh"
+#include "common/expert_gemv.cuh"
 #include "common/mxfp4_weight.cuh"
 
 namespace aether {
@@ -82,7 +82,6 @@ template <class T, int kWeights>
 __device__ __forceinline__ void multiply_experts_mxfp4_gemv(const ExpertProducts& call,
                                                             const GatedActivation& activation) {
   constexpr int kChunks = Mxfp4Sums<T>::kChunks, kGroup = kChunks * kChunk, kGroupPieces = 64, kExponentPieces = 4;
-  constexpr int kSums = kTileTokens * kSumsStride;
   AETHER_DYNAMIC_SHARED(unsigned char, memory);
   using Stage = StagedMxfp4Tile[kWeights];
 
@@ -93,9 +92,9 @@ __device__ __forceinline__ void multiply_experts_mxfp4_gemv(const ExpertProducts
   const int lane = lane_index(), num_warps = static_cast<int>(blockDim.x) / kWarpSize;
   const int num_groups = (call.num_inputs + kGroup - 1) / kGroup;
   const int num_tiles = (call.num_experts * call.num_outputs + kTileOutputs - 1) / kTileOutputs;
-  const int tile_of_stack = min(call.first_tile(tile.expert) + static_cast<int>(blockIdx.y), num_tiles - 1);
+  const int output_tile = tile_of_stack(call, tile.expert);
   // Places in pieces of 16 bytes.
-  const uint32_t first = static_cast<uint32_t>(tile_of_stack) * num_groups;
+  const uint32_t first = static_cast<uint32_t>(output_tile) * num_groups;
   const uint32_t code_at = first * kGroupPieces + lane;
   const uint32_t exponent_at =
       (num_tiles * num_groups) * kGroupPieces + first * kExponentPieces + lane % kExponentPieces;
@@ -152,9 +151,8 @@ __device__ __forceinline__ void multiply_experts_mxfp4_gemv(const ExpertProducts
     load_inputs(group);
     stage = stage + 1 == kMxfp4GemvStages ? 0 : stage + 1;
   }
-  using WarpSums = float[kWeights][kSums];
   auto* const all =
-      reinterpret_cast<WarpSums*>(memory + num_warps * kMxfp4GemvStages * static_cast<int>(sizeof(Stage)));
+      reinterpret_cast<PairSums<kWeights>*>(memory + num_warps * kMxfp4GemvStages * static_cast<int>(sizeof(Stage)));
 #pragma unroll
   for (int weight = 0; weight < kWeights; ++weight) {
 #pragma unroll
@@ -163,28 +161,7 @@ __device__ __forceinline__ void multiply_experts_mxfp4_gemv(const ExpertProducts
     }
   }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < kTileTokens * kTileOutputs; i += static_cast<int>(blockDim.x)) {
-    const int token = i / kTileOutputs;
-    const int64_t output = static_cast<int64_t>(tile_of_stack) * kTileOutputs + i % kTileOutputs;
-    const int64_t column = output - static_cast<int64_t>(tile.expert) * call.num_outputs;
-    if (token >= tile.count || column < 0 || column >= call.num_outputs) {
-      continue;
-    }
-    float totals[kWeights] = {};
-    for (int warp = 0; warp < num_warps; ++warp) {
-#pragma unroll
-      for (int weight = 0; weight < kWeights; ++weight) {
-        totals[weight] += all[warp][weight][token * kSumsStride + i % kTileOutputs];
-      }
-    }
-#pragma unroll
-    for (int weight = 0; weight < kWeights; ++weight) {
-      totals[weight] += bias_of<T>(call, tile, weight, static_cast<int>(column));
-    }
-    const float value = kWeights == 1 ? totals[0] : activation.of<T>(totals[0], totals[kWeights - 1]);
-    static_cast<T*>(call.outs[0])[static_cast<int64_t>(rows.pair_of(token)) * call.num_outputs + column] =
-        from_float<T>(value);
-  }
+  store_pair_sums<T, kWeights>(call, activation, tile, rows, output_tile, all);
 }
 
 }  // namespace aether

@@ -15,7 +15,7 @@ from aethermind.ops.weight_format import FP8, MXFP4, WeightFormat
 from aethermind_cuda.kernels._common import div_up
 from aethermind_cuda.kernels._dequantize import dequantize_weight
 from aethermind_cuda.kernels._expert_products import ExpertProduct, expert_call, gated_activation, sorted_pairs
-from aethermind_cuda.kernels._quantized_experts import has_expert_wgmma
+from aethermind_cuda.kernels._quantized_experts import has_expert_kernels
 from aethermind_cuda.launch import DeviceArray, DeviceFacts, Launch
 from aethermind_cuda.quantized_weights import QuantizedLayout
 
@@ -126,7 +126,7 @@ def wgmma_expert_products(
 def _min_pairs_per_expert(format: WeightFormat | None) -> int:
     if format is None:
         return _MIN_PAIRS_PER_EXPERT
-    return _MIN_PAIRS_PER_QUANTIZED_EXPERT if has_expert_wgmma(format) else _MIN_PAIRS_PER_EXPERT_OF_OTHERS
+    return _MIN_PAIRS_PER_QUANTIZED_EXPERT if has_expert_kernels(format) else _MIN_PAIRS_PER_EXPERT_OF_OTHERS
 
 
 def _expert_bytes(shape: tuple[int, int], num_experts: int, dtype: DType) -> int:

@@ -100,7 +100,7 @@ def _moe_linear(format: WeightFormat | None, is_invariant: bool) -> Callable[[Ca
         assert weight is not None
         product = ExpertProduct(call.outputs[0], weight, bias)
         num_experts = int(call.attributes["num_experts"])
-        if _takes_mxfp4(format, call, [weight], is_invariant):
+        if _takes(takes_mxfp4_products, format, call, [weight], is_invariant):
             yield from mxfp4_products(
                 [product], x, ids, num_experts, call.workspace, call.device, is_invariant=is_invariant
             )
@@ -108,30 +108,28 @@ def _moe_linear(format: WeightFormat | None, is_invariant: bool) -> Callable[[Ca
         if not is_invariant and takes_wgmma(x, ids, product.out.shape[-1], num_experts, format, [weight], call.device):
             yield from wgmma_expert_products([product], x, ids, num_experts, format, call.workspace)
             return
-        if format is not None and not is_invariant and _takes_codes(format, call):
-            yield from quantized_expert_products([product], x, ids, num_experts, format, call.workspace)
+        if format is not None and _takes(takes_quantized_experts, format, call, [weight], is_invariant):
+            yield from quantized_expert_products(
+                [product], x, ids, num_experts, format, call.workspace, call.device, is_invariant=is_invariant
+            )
             return
         yield from expert_products([product], x, ids, num_experts, format, call.workspace, is_invariant=is_invariant)
 
     return launches
 
 
-def _takes_mxfp4(format: WeightFormat | None, call: Call, weights: Sequence[DeviceArray], is_invariant: bool) -> bool:
+def _takes(
+    takes: Callable[..., bool],
+    format: WeightFormat | None,
+    call: Call,
+    weights: Sequence[DeviceArray],
+    is_invariant: bool,
+) -> bool:
     x, ids = call.inputs[:2]
     assert x is not None
     assert ids is not None
     num_experts, num_outputs = int(call.attributes["num_experts"]), call.outputs[0].shape[-1]
-    return takes_mxfp4_products(
-        format, x, ids, num_outputs, num_experts, weights, call.device, is_invariant=is_invariant
-    )
-
-
-def _takes_codes(format: WeightFormat, call: Call) -> bool:
-    x, ids = call.inputs[:2]
-    assert x is not None
-    assert ids is not None
-    num_experts, num_outputs = int(call.attributes["num_experts"]), call.outputs[0].shape[-1]
-    return takes_quantized_experts(format, x, ids, num_outputs, num_experts, call.device)
+    return takes(format, x, ids, num_outputs, num_experts, weights, call.device, is_invariant=is_invariant)
 
 
 def _moe_linear_bytes(format: WeightFormat | None, call: Call) -> int:
@@ -152,7 +150,7 @@ def _moe_gate_up_silu(format: WeightFormat | None, is_invariant: bool) -> Callab
         products = [ExpertProduct(out, w_gate, b_gate), ExpertProduct(up, w_up, b_up)]
         num_experts = int(call.attributes["num_experts"])
         weights = [w_gate, w_up]
-        if _takes_mxfp4(format, call, weights, is_invariant):
+        if _takes(takes_mxfp4_products, format, call, weights, is_invariant):
             yield from mxfp4_products(
                 products, x, ids, num_experts, call.workspace, call.device, call.attributes, is_invariant=is_invariant
             )
@@ -160,8 +158,11 @@ def _moe_gate_up_silu(format: WeightFormat | None, is_invariant: bool) -> Callab
         if not is_invariant and takes_wgmma(x, ids, out.shape[-1], num_experts, format, weights, call.device):
             yield from wgmma_expert_products(products, x, ids, num_experts, format, call.workspace, call.attributes)
             return
-        if format is not None and not is_invariant and _takes_codes(format, call):
-            yield from quantized_expert_products(products, x, ids, num_experts, format, call.workspace, call.attributes)
+        if format is not None and _takes(takes_quantized_experts, format, call, weights, is_invariant):
+            yield from quantized_expert_products(
+                products, x, ids, num_experts, format, call.workspace, call.device, call.attributes,
+                is_invariant=is_invariant,
+            )  # fmt: skip
             return
         workspace = call.workspace + align_up(up.nbytes, _ALIGNMENT)
         yield from expert_products(products, x, ids, num_experts, format, workspace, is_invariant=is_invariant)
