@@ -23,7 +23,19 @@ namespace aether {
 
 // Threads of the largest block: five warpgroups have 96 registers for a thread, four have 128.
 template <int kBits, AffineTerm kTerm, int kColumns>
-constexpr int kMaxWgmmaThreads = kBits == 8 || (kTerm != AffineTerm::kNone && kColumns == 64) ? 512 : 640;
+constexpr int kMaxWgmmaThreads = kBits == 8 || (kTerm == AffineTerm::kZeroPoints && kColumns == 64) ? 512 : 640;
+
+// The index of this thread in its block, read where it is needed: nothing that is computed from it is kept in a
+// register until then.
+__device__ __forceinline__ int thread_reread() {
+#ifdef AETHER_EMULATED
+  return static_cast<int>(threadIdx.x);
+#else
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+#endif
+}
 
 // The staged tiles of 16 outputs of a warp's 16 rows: rows 0 … 7 are a half of one tile, rows 8 … 15 of another or the
 // same.
@@ -162,7 +174,7 @@ struct QuantizedWgmma {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t* const words = staged[rows.tiles[half]].codes + rows.halves[half] * (WeightTile::kTileWords / 2) +
-                                    lane_index() * WeightTile::kLaneWords + word;
+                                    thread_reread() % kWarpSize * WeightTile::kLaneWords + word;
       const Words loaded = Words::load(words);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -171,7 +183,7 @@ struct QuantizedWgmma {
     }
   }
 
-  // Loads the scales of a group for this thread's two rows, and their zero points or offsets.
+  // Loads the scales of a group for this thread's two rows, and their offsets.
   __device__ __forceinline__ void load_scales(uint32_t (&scales)[kGroupChunks], uint32_t (&terms)[kGroupChunks],
                                               const Staged* staged, const StagedRows& rows) const {
     const int row = lane_index() / 4;
@@ -182,15 +194,17 @@ struct QuantizedWgmma {
     load_pairs(scales, first + row * 4, second + row * 4, selector);
     if constexpr (kTerm == AffineTerm::kOffsets) {
       load_pairs(terms, first + kWarpSize + row * 4, second + kWarpSize + row * 4, selector);
-    } else if constexpr (kTerm == AffineTerm::kZeroPoints) {
-      const auto* const zeros = reinterpret_cast<const uint16_t*>(first + kWarpSize);
-      const auto* const others = reinterpret_cast<const uint16_t*>(second + kWarpSize);
-#pragma unroll
-      for (int chunk = 0; chunk < kGroupChunks; ++chunk) {
-        const int at = is_chunk_block ? row * kGroupChunks + chunk : chunk * 8 + row;
-        terms[chunk] = (zeros[at] >> (8 * rows.halves[0]) & 0xff) | (others[at] >> (8 * rows.halves[1]) & 0xff) << 8;
-      }
     }
+  }
+
+  // Loads the zero points of a chunk and the next one, of outputs g and g + 8 of a tile.
+  __device__ __forceinline__ uint32_t load_zeros(const Staged& tile, int chunk) const {
+    const auto* const zeros = reinterpret_cast<const uint16_t*>(tile.pairs + kWarpSize);
+    const int row = lane_index() / 4;
+    if (is_chunk_block) {
+      return *reinterpret_cast<const uint32_t*>(zeros + row * kGroupChunks + chunk);
+    }
+    return __byte_perm(zeros[chunk * 8 + row], zeros[chunk * 8 + 8 + row], 0x5410);
   }
 
   __device__ __forceinline__ static void load_pairs(uint32_t (&pairs)[kGroupChunks], const uint32_t* first,
@@ -202,16 +216,18 @@ struct QuantizedWgmma {
     pairs[3] = __byte_perm(low.w, high.w, selector);
   }
 
-  // The codes of a chunk minus their zero points, as A fragments of two steps. `word` is that of its first pair.
+  // The zero point of a chunk in a half of a tile, converted as codes are.
+  __device__ __forceinline__ static uint32_t zero_pair(uint32_t zeros, int chunk, int half) {
+    // The byte is repeated in both halves.
+    const uint32_t selector = 0x4040u + 0x0101u * static_cast<uint32_t>(half);
+    return Codes::pair(__byte_perm(zeros, 0, selector + chunk % 2 * 0x0202u), 0);
+  }
+
+  // The codes of a chunk minus `zeros`, as A fragments of two steps. `word` is that of its first pair.
   __device__ __forceinline__ static void convert(uint32_t (&a)[2][4], const uint32_t (&codes)[2][4], int word,
-                                                 uint32_t term) {
-    constexpr uint32_t kZero = kTerm == AffineTerm::kNone ? WeightTile::kSymmetricZero : 0;
-    constexpr bool kIsCentered = kTerm == AffineTerm::kNone && Codes::kBias + static_cast<int>(kZero) == 0;
-    uint32_t zeros[2] = {Codes::pair(kZero * 0x10001u, 0), Codes::pair(kZero * 0x10001u, 0)};
-    if constexpr (kTerm == AffineTerm::kZeroPoints) {
-      zeros[0] = Codes::pair((term & 0xff) * 0x10001u, 0);
-      zeros[1] = Codes::pair((term >> 8) * 0x10001u, 0);
-    }
+                                                 const uint32_t (&zeros)[2]) {
+    constexpr bool kIsCentered =
+        kTerm == AffineTerm::kNone && Codes::kBias + static_cast<int>(WeightTile::kSymmetricZero) == 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int bit = kBits * (i / 2);
@@ -251,8 +267,18 @@ struct QuantizedWgmma {
       if (chunk % kChunksOfLoad == 0) {
         load_codes(codes, staged, rows, chunk * kBits / 4);
       }
+      constexpr uint32_t kZero = kTerm == AffineTerm::kNone ? WeightTile::kSymmetricZero : 0;
+      uint32_t zeros[2] = {Codes::pair(kZero * 0x10001u, 0), Codes::pair(kZero * 0x10001u, 0)};
+      if constexpr (kTerm == AffineTerm::kZeroPoints) {
+        if (chunk % 2 == 0) {
+          terms[0] = load_zeros(staged[rows.tiles[0]], chunk);
+          terms[1] = load_zeros(staged[rows.tiles[1]], chunk);
+        }
+        zeros[0] = zero_pair(terms[0], chunk, rows.halves[0]);
+        zeros[1] = zero_pair(terms[1], chunk, rows.halves[1]);
+      }
       uint32_t a[2][4];
-      convert(a, codes, chunk % kChunksOfLoad * kBits / 4, terms[chunk]);
+      convert(a, codes, chunk % kChunksOfLoad * kBits / 4, zeros);
       add_chunk(sums, a, inputs, chunk, {half_of(scales[chunk], 0), half_of(scales[chunk], 1)});
       if constexpr (kTerm == AffineTerm::kOffsets) {
         const uint32_t ones[2][4] = {{kOnes<T>, kOnes<T>, kOnes<T>, kOnes<T>},
@@ -274,7 +300,8 @@ __device__ __forceinline__ void quantized_wgmma(const Results<T>& results, const
   AETHER_OPERAND_MEMORY(T, memory);
   launch_dependents();
   const bool is_gated = up != nullptr;
-  const int warp = warp_index(), tile = block * static_cast<int>(blockDim.x / kWarpSize) + warp;
+  const int first_tile = block * static_cast<int>(blockDim.x / kWarpSize), warp = warp_index(),
+            tile = first_tile + warp;
   const int first_token = static_cast<int>(blockIdx.x) * kColumns;
   const int all_groups = (num_inputs + kGroupInputs - 1) / kGroupInputs;
   const int groups_per_split = (all_groups + static_cast<int>(gridDim.z) - 1) / static_cast<int>(gridDim.z);
@@ -289,8 +316,10 @@ __device__ __forceinline__ void quantized_wgmma(const Results<T>& results, const
   float sums[Products::kRegisters];
   products.multiply(sums, source, is_gated ? StagedRows::of_pair(warp) : StagedRows::of_tile(warp), first, end);
 
-  const int row = lane_index() / 4, token = first_token + lane_index() % 4 * 2;
-  const int output = is_gated ? tile / 2 * kTileOutputs + tile % 2 * 8 + row : tile * kTileOutputs + row;
+  const int thread = thread_reread(), lane = thread % kWarpSize;
+  const int warp_tile = first_tile + thread / kWarpSize, row = lane / 4;
+  const int token = static_cast<int>(blockIdx.x) * kColumns + lane % 4 * 2;
+  const int output = is_gated ? warp_tile / 2 * kTileOutputs + warp_tile % 2 * 8 + row : warp_tile * kTileOutputs + row;
   const bool is_split = gridDim.z > 1;
 #pragma unroll
   for (int r = 0; r < Products::kRegisters; r += 4) {
