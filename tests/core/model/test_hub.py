@@ -273,3 +273,13 @@ def test_a_name_of_modelscope_is_refused_with_the_command_of_its_client(tmp_path
     with pytest.raises(ConfigError, match=r"`modelscope download org/demo-1\.5B --local-dir demo-1\.5B`, and give \./"):
         hub.local_path(text)
     assert hub.local_path(str(tmp_path / "modelscope.cn" / "org" / "demo")).name == "demo"
+
+
+def test_a_model_is_missing_until_it_is_downloaded_or_if_it_is_not_installed(hub_server: HubServer) -> None:
+    hub_server.repos["org/demo"] = Repo(DEMO_FILES)
+    registry = ModelRegistry()
+    registry.register("org/installed", lambda: DEMO, provider="a package")
+    assert [registry.is_missing(model) for model in ("org/installed", "./org/demo", str(DEMO), "demo")] == [False] * 4
+    assert registry.is_missing("org/demo")
+    registry.locate("org/demo")
+    assert not registry.is_missing("org/demo")

@@ -29,7 +29,7 @@ from aethermind.cli.settings import (
 )
 from aethermind.errors import InvalidArgumentError, SettingsError
 from aethermind.first_party import pip_install_command
-from aethermind.model.hub import is_missing
+from aethermind.model.hub import hub_name
 
 if TYPE_CHECKING:
     from aethermind.engine.process import EngineProcess
@@ -98,7 +98,7 @@ def serve(
     if shared := sorted(paths.keys() & named_adapters(model_options.adapters or {}).keys()):
         raise InvalidArgumentError(f"A model and an adapter are both called {shared[0]!r}; write --adapter NAME=PATH.")
     groups = (model_options, served, execution)
-    missing = [name for name, path in paths.items() if is_missing(path)]
+    missing = _missing(paths)
     arrives = bool(missing) and process.engine == "process" and not pool.is_on_demand
     if missing and not arrives:
         _download([paths[name] for name in missing])
@@ -132,6 +132,16 @@ def serve(
                 on_ready=partial(_on_ready, names, *listening.getsockname()[:2]),
             )
         )
+
+
+def _missing(models: Mapping[str, str]) -> list[str]:
+    """The names of the models of the Hugging Face Hub that are not in the cache."""
+    if all(hub_name(model) is None for model in models.values()):
+        return []
+    from aethermind.runtime import Runtime
+
+    registry = Runtime.boot().models
+    return [name for name, model in models.items() if registry.is_missing(model)]
 
 
 def _download(models: Iterable[str]) -> None:

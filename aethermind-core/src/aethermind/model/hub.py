@@ -40,7 +40,6 @@ __all__ = [
     "explained",
     "find_cached",
     "hub_name",
-    "is_missing",
     "local_path",
     "title_of",
 ]
@@ -92,12 +91,6 @@ def local_path(text: str, kind: RepoKind = "model") -> Path:
 def hub_name(text: str) -> HubName | None:
     """The name of the Hub that a text is; None for a path, which always wins if it exists."""
     return None if lexists(env.expand_home(text)) else HubName.parse(text)
-
-
-def is_missing(text: str) -> bool:
-    """Whether a text is the name of a model on the Hub that is not in the cache."""
-    name = hub_name(text)
-    return name is not None and find_cached(name) is None
 
 
 def title_of(path: Path) -> str:

@@ -17,7 +17,7 @@ from aethermind.plugins.registry import Registry, import_object
 if TYPE_CHECKING:
     from aethermind.model.gguf_family import GgufFamily
     from aethermind.model.hub_arrival import Arrival
-    from aethermind.model.hub_files import RepoKind
+    from aethermind.model.hub_files import HubName, RepoKind
     from aethermind.model.input_processor import InputProcessorFactory
     from aethermind.model.mtp import MTPModule
 
@@ -181,9 +181,17 @@ class ModelRegistry:
 
     def locate_arriving(self, model: str) -> Path | Arrival:
         """As `locate`, but a model of the Hub that is not in the cache may be without its weights: they arrive."""
-        name = None if model in self._entries else hub_name(model)
-        if name is None or find_cached(name) is not None:
+        name = self._missing(model)
+        if name is None:
             return self.locate(model)
         from aethermind.model.hub_arrival import begin_arrival
 
         return begin_arrival(name)
+
+    def is_missing(self, model: str) -> bool:
+        """Whether a model has the name of one of the Hub, and is not in the cache."""
+        return self._missing(model) is not None
+
+    def _missing(self, model: str) -> HubName | None:
+        name = None if model in self._entries else hub_name(model)
+        return None if name is None or find_cached(name) is not None else name

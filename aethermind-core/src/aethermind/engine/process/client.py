@@ -25,7 +25,7 @@ from aethermind.engine.process.supervisor import LaunchProcess, RestartPolicy, S
 from aethermind.engine.requests.prompt_reader import PromptReader
 from aethermind.engine.serving.engine_client import EngineClient
 from aethermind.errors import EngineDeadError
-from aethermind.model.hub import is_missing
+from aethermind.model.hub import hub_name
 from aethermind.plugins.compatibility import deprecated
 from aethermind.runtime import Runtime
 from aethermind.text.answer_parser import AnswerFormat
@@ -97,7 +97,9 @@ class EngineProcess(EngineClient):
     async def __aenter__(self) -> EngineProcess:
         try:
             start = self._supervisor.start()
-            if is_missing(self._model):  # the process downloads it, and this one finds it in the cache
+            if await asyncio.to_thread(
+                self._is_missing
+            ):  # the process downloads it, and this one finds it in the cache
                 await start
                 self._frontend = await asyncio.to_thread(self._open_frontend)
             else:
@@ -164,6 +166,12 @@ class EngineProcess(EngineClient):
         await self._supervisor.close()
         closed = EngineDeadError("The engine was closed before the request was finished.")
         self._end_all(self._requests.failure or closed)
+
+    def _is_missing(self) -> bool:
+        if hub_name(self._model) is None:
+            return False
+        self._runtime = self._runtime or Runtime.boot()
+        return self._runtime.models.is_missing(self._model)
 
     def _open_frontend(self) -> TokenizerFrontend:
         return TokenizerFrontend.open(self._runtime or Runtime.boot(), self._model, self._tokenizer)
