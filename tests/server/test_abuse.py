@@ -140,6 +140,11 @@ def test_errors_of_unknown_paths_and_methods_have_the_openai_format(http: httpx.
     assert answer.json()["error"]["message"] == f"GET does not go with {COMPLETIONS}; use POST."
 
 
+def test_errors_below_api_have_ollamas_format(http: httpx.Client) -> None:
+    answer = http.get("/api/nothing")
+    assert (answer.status_code, answer.json()) == (404, {"error": "There is no /api/nothing here."})
+
+
 def test_a_body_that_is_too_large_is_rejected_before_it_is_read(open_server: Callable[..., httpx.Client]) -> None:
     http = open_server(limits=Limits(max_body_bytes=1000))
     assert http.post(COMPLETIONS, json={**GOOD, "prompt": "x" * 2000}).status_code == 413

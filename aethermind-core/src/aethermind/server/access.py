@@ -295,7 +295,7 @@ class AccessMiddleware:
             await self._app(scope, receive, send)
             return
         scope["state"]["record"].error_code = error.code
-        await error.response()(scope, receive, send)
+        await error.response(scope["path"])(scope, receive, send)
 
     def _rejection(self, scope: Scope) -> ApiError | None:
         """The error that rejects a request; None if the request may pass."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from aethermind.server.openai.errors import error_body
+from aethermind.server.openai.errors import ApiError
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
@@ -205,7 +205,8 @@ class _BoundedProtocol(HttpToolsProtocol):
         self._has_failed = True
         if code is not None:
             self.on_rejection(code)
-        body = json.dumps(error_body(status, message, code=code)).encode()
+        path = self.scope["path"] if self._is_reading_body else ""
+        body = json.dumps(ApiError(status, message, code=code).body(path)).encode()
         self._error = _ERROR_HEAD % (status, _REASONS[status], len(body)) + body
         if self._is_reading_body:
             self._abandon(self.cycle)

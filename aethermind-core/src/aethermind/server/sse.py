@@ -1,4 +1,4 @@
-"""A response of server-sent events (WHATWG HTML, 9.2): JSON objects, keep-alive comments, a terminator."""
+"""A streamed response of JSON objects: server-sent events (WHATWG HTML, 9.2) or lines, keep-alives, a terminator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from json.encoder import encode_basestring
+from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastapi.responses import Response
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aethermind.server.http_protocol import SendChunk
     from aethermind.server.openai.errors import ApiError
 
-__all__ = ["Event", "EventBatch", "EventStream", "Framing", "KEEP_ALIVE_S", "NAMED", "TextEvents", "UNNAMED"]
+__all__ = ["Event", "EventBatch", "EventStream", "Framing", "KEEP_ALIVE_S", "NAMED", "NDJSON", "TextEvents", "UNNAMED"]
 
 Event = dict[str, Any] | bytes
 """An event to send: a JSON object, or an event that is encoded already."""
@@ -35,11 +35,17 @@ _TEXT_PLACEHOLDER = uuid.uuid4().hex
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How an endpoint encodes its events, its event for an error, and the bytes at the end of a stream."""
+    """How an endpoint encodes its events, its event for an error, and the bytes at the end of a stream.
+
+    `encode_text` encodes a string as `encode` does. `comment` encodes a text that clients ignore, between two events.
+    """
 
     encode: Callable[[dict[str, Any]], bytes]
     failure: Callable[[ApiError], dict[str, Any]]
     terminator: bytes
+    encode_text: Callable[[str], str] = encode_basestring
+    comment: Callable[[str], bytes] = lambda text: b": " + text.encode() + b"\n\n"
+    media_type: str = "text/event-stream"
 
     def encode_events(self, events: Iterable[Event]) -> bytes:
         """The events encoded one after another."""
@@ -71,11 +77,11 @@ class TextEvents:
                 b'"%s"' % _TEXT_PLACEHOLDER.encode()
             )
             prefix_and_suffix = self._prefixes_and_suffixes[index] = (prefix, suffix)
-        return prefix_and_suffix[0] + encode_basestring(text).encode() + prefix_and_suffix[1]
+        return prefix_and_suffix[0] + self._framing.encode_text(text).encode() + prefix_and_suffix[1]
 
 
 UNNAMED = Framing(
-    lambda event: b"data: " + _json(event).encode() + b"\n\n", lambda error: error.body, b"data: [DONE]\n\n"
+    lambda event: b"data: " + _json(event).encode() + b"\n\n", lambda error: error.body(), b"data: [DONE]\n\n"
 )
 """Events without a name, and `[DONE]` at the end: completions and chat completions."""
 
@@ -86,6 +92,19 @@ NAMED = Framing(
 )
 """Events named by their type, without a terminator: the Responses API."""
 
+NDJSON = Framing(
+    lambda event: json.dumps(event, separators=(",", ":")).encode() + b"\n",
+    lambda error: {"error": error.message},
+    b"",
+    encode_text=encode_basestring_ascii,
+    comment=lambda text: b" ",
+    media_type="application/x-ndjson",
+)
+"""One JSON object a line: Ollama's API. A space before an object is the only text that all clients ignore.
+
+The lines are ASCII, because Python's clients also split them at U+0085, U+2028 and U+2029.
+"""
+
 
 KEEP_ALIVE_S = 15.0
 """Seconds without an event after which a comment is sent, so that proxies keep the connection open."""
@@ -93,16 +112,12 @@ KEEP_ALIVE_S = 15.0
 _MAX_UNBLOCKED_BYTES = 4096
 """Bytes that an empty send buffer always accepts at once."""
 
-_KEEP_ALIVE = b": keep-alive\n\n"
-
 
 class EventStream(Response):
     """Sends batches of events, and the terminator with the last batch. An error is sent as the last event.
 
     `resources` are closed when the stream ends in any way: finished, the client disconnected, or a send timeout.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
@@ -112,7 +127,8 @@ class EventStream(Response):
         framing: Framing,
         send_timeout_s: float,
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers, media_type=framing.media_type)
         del self.headers["content-length"]
         self._events = events
         self._resources = resources
@@ -121,7 +137,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
-        writer = _Writer(send, state["send_chunk"], state["flush"], self._send_timeout_s)
+        keep_alive = self._framing.comment("keep-alive")
+        writer = _Writer(send, state["send_chunk"], state["flush"], keep_alive, self._send_timeout_s)
         async with self._resources, writer:
             with CancelScope(state["disconnected"], writer.send_timed_out):
                 await self._send(scope, writer)
@@ -152,11 +169,17 @@ class _Writer:
     """
 
     def __init__(
-        self, send: Send, send_chunk: SendChunk, flush: Callable[[], Awaitable[None]], timeout_s: float
+        self,
+        send: Send,
+        send_chunk: SendChunk,
+        flush: Callable[[], Awaitable[None]],
+        keep_alive: bytes,
+        timeout_s: float,
     ) -> None:
         self._send = send
         self._send_chunk = send_chunk
         self._flush = flush
+        self._keep_alive = keep_alive
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._now = self._loop.time
@@ -216,14 +239,14 @@ class _Writer:
         else:
             wait_s = min(self._last_sent_s + KEEP_ALIVE_S - now, self._timeout_s)  # a write may block in the meantime
             if wait_s <= 0:
-                self._keep_alive_task = self._loop.create_task(self._keep_alive())
+                self._keep_alive_task = self._loop.create_task(self._send_keep_alive())
                 return
         self._timer = self._loop.call_later(wait_s, self._on_timer)
 
-    async def _keep_alive(self) -> None:
+    async def _send_keep_alive(self) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._send_chunk(_KEEP_ALIVE)
+                await self._send_chunk(self._keep_alive)
         except TimeoutError:
             self.send_timed_out.set_result(None)
             return

@@ -217,7 +217,7 @@ class Observer:
             record.error_code = failure.code
             if record.status is not None:  # the response has started and is left incomplete
                 raise
-            await failure.response()(scope, receive, send_observed)
+            await failure.response(scope["path"])(scope, receive, send_observed)
         finally:
             record.ended_s = time.perf_counter()
             self._metrics.end_request()

@@ -1,7 +1,10 @@
-"""Errors as HTTP responses in OpenAI's format: `{"error": {message, type, param, code}}`."""
+"""Errors as HTTP responses in the format of the path's protocol, by default OpenAI's:
+`{"error": {message, type, param, code}}`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import Request
@@ -26,7 +29,6 @@ __all__ = [
     "LIMIT_CODES",
     "as_api_error",
     "draining",
-    "error_body",
     "install_error_handlers",
     "is_rejection",
 ]
@@ -64,13 +66,15 @@ class ApiError(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
 
-    @property
-    def body(self) -> dict[str, Any]:
-        """The JSON body of the response."""
-        return error_body(self.status, self.message, param=self.param, code=self.code)
+    def body(self, path: str = "") -> dict[str, Any]:
+        """The JSON body of the response to a request for `path`, in the format of the path's protocol."""
+        for prefix, format_error in _FORMATS.items():
+            if path.startswith(prefix):
+                return format_error(self)
+        return _openai_body(self)
 
-    def response(self) -> JSONResponse:
-        """The response, with the headers of its status."""
+    def response(self, path: str) -> JSONResponse:
+        """The response to a request for `path`, with the headers of its status."""
         headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
@@ -78,13 +82,18 @@ class ApiError(Exception):
             headers["X-Should-Retry"] = "false"  # OpenAI's clients retry a 408 otherwise, and would time out again
         if self.status in (408, 413) or self.code == "draining":
             headers["Connection"] = "close"  # the rest of the body is not read
-        return JSONResponse(self.body, self.status, headers)
+        return JSONResponse(self.body(path), self.status, headers)
 
 
-def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """The JSON body of an error with this HTTP status."""
-    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+def _openai_body(error: ApiError) -> dict[str, Any]:
+    kind = _ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+_FORMATS: Mapping[str, Callable[[ApiError], dict[str, Any]]] = {
+    "/api/": lambda error: {"error": error.message},  # Ollama
+}
+"""The bodies of errors in other protocols, by the prefix of their paths."""
 
 
 def draining() -> ApiError:
@@ -133,7 +142,7 @@ LIMIT_CODES = frozenset(
 async def _handle_error(request: Request, error: Exception) -> JSONResponse:
     failure = as_api_error(error)
     request.state.record.error_code = failure.code
-    return failure.response()
+    return failure.response(request.url.path)
 
 
 async def _handle_validation_error(request: Request, error: Exception) -> JSONResponse:
@@ -152,8 +161,8 @@ async def _handle_http_exception(request: Request, error: Exception) -> JSONResp
         404: f"There is no {url:.100} here{_path_suggestion(request)}",
         405: f"{request.method:.20} does not go with {url:.100}; use {allowed}.",
     }
-    body = error_body(error.status_code, messages.get(error.status_code, str(error.detail)))
-    return JSONResponse(body, error.status_code, error.headers)
+    failure = ApiError(error.status_code, messages.get(error.status_code, str(error.detail)))
+    return JSONResponse(failure.body(url), error.status_code, error.headers)
 
 
 def _path_suggestion(request: Request) -> str:
@@ -165,7 +174,7 @@ def _path_suggestion(request: Request) -> str:
 
 
 def install_error_handlers(app: Any) -> None:
-    """Answer every error of `app`, a FastAPI or Starlette application, in OpenAI's format."""
+    """Answer every error of `app`, a FastAPI or Starlette application, in the format of the path's protocol."""
     app.add_exception_handler(HTTPException, _handle_http_exception)
     app.add_exception_handler(RequestValidationError, _handle_validation_error)
     for kind in (ApiError, AetherMindError, Exception):

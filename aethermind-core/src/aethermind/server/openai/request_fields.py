@@ -25,7 +25,7 @@ __all__ = [
     "SamplingFields",
     "StreamOptions",
     "invalid_arguments_as_400",
-    "rename_field",
+    "renamed_fields",
     "sampling_params",
 ]
 
@@ -275,11 +275,22 @@ def invalid_arguments_as_400(fields: SamplingFields) -> Iterator[None]:
         param = error.param if error.param in type(fields).model_fields else None
         failure = ApiError(400, str(error), param=param, code="invalid_value")
         for name, field in fields.field_names.items():
-            rename_field(failure, name, field)
+            _rename_field(failure, name, field)
         raise failure from None
 
 
-def rename_field(error: ApiError, name: str, new: str) -> None:
+@contextmanager
+def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """In errors of a chat request, replace the names of its fields by those of the endpoint that it is made from."""
+    try:
+        yield
+    except ApiError as error:
+        if (name := names.get(error.param or "")) is not None:
+            _rename_field(error, error.param or "", name)
+        raise
+
+
+def _rename_field(error: ApiError, name: str, new: str) -> None:
     """Replace the name of a field by another in an error's message and `param`."""
     error.message = re.sub(rf"\b{re.escape(name)}\b", new, error.message)
     if error.param == name:

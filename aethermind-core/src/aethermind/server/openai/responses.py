@@ -5,8 +5,7 @@ The server stores nothing, so each request contains the whole conversation as a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationError
@@ -14,7 +13,7 @@ from pydantic import Discriminator, Field, Tag, ValidationError
 from aethermind.server.openai.chat import ChatRequest
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel, validation_api_error
-from aethermind.server.openai.request_fields import CommonFields, rename_field
+from aethermind.server.openai.request_fields import CommonFields, renamed_fields
 from aethermind.server.openai.unknown_fields import UNSUPPORTED_IN_CHATS, UnsupportedField
 
 if TYPE_CHECKING:
@@ -228,7 +227,7 @@ class ResponseGenerationParams:
     max_tokens_field = "max_output_tokens"
 
     def __init__(self, request: ResponseRequest) -> None:
-        with _renamed_fields():
+        with renamed_fields(_FIELD_NAMES):
             self.chat = request.chat()
         self.requested_max_tokens = self.chat.requested_max_tokens
         self.is_stream = bool(request.stream)
@@ -236,29 +235,18 @@ class ResponseGenerationParams:
 
     def prompt(self, model: ServedModel, ignored: IgnoredFields | None) -> RenderedChat:
         """Render the conversation by the model's chat template; see `ChatRequest.prompt`."""
-        with _renamed_fields():
+        with renamed_fields(_FIELD_NAMES):
             return self.chat.prompt(model, ignored)
 
     def sampling(self, model: ServedModel) -> SamplingParams:
         """The sampling parameters."""
-        with _renamed_fields():
+        with renamed_fields(_FIELD_NAMES):
             return self.chat.sampling(model)
 
     def options(self, tenant: Tenant, model: ServedModel) -> RequestOptions:
         """The scheduling and caching options."""
-        with _renamed_fields():
+        with renamed_fields(_FIELD_NAMES):
             return self.chat.options(tenant, model)
-
-
-@contextmanager
-def _renamed_fields() -> Iterator[None]:
-    """In errors, replace the field names of the chat request by those of this endpoint."""
-    try:
-        yield
-    except ApiError as error:
-        if error.param in _FIELD_NAMES:
-            rename_field(error, error.param, _FIELD_NAMES[error.param])
-        raise
 
 
 def _chat_function(function: FunctionTool | FunctionChoice) -> dict[str, Any]:

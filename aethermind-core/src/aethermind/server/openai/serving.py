@@ -139,7 +139,7 @@ async def generate_response(
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
             if not leasing.done():
                 held = resources.pop_all()
-                events = pending.events_after_loading(leasing, held)
+                events = pending.events_after_loading(leasing, held, framing)
                 return EventStream(events, held, framing=framing, send_timeout_s=state.limits.send_timeout_s)
             model = leasing.result()
         else:
@@ -211,13 +211,13 @@ class _PendingResponse:
         return self.generation, tokenized, builder
 
     async def events_after_loading(
-        self, leasing: asyncio.Future[ServedModel], resources: AsyncExitStack
+        self, leasing: asyncio.Future[ServedModel], resources: AsyncExitStack, framing: Framing
     ) -> AsyncGenerator[EventBatch, None]:
         """Yield comments with the progress of loading, and then the events of the streamed response."""
         pool: ModelPool = self.request.app.state.models
         either: set[asyncio.Future[Any]] = {leasing, self.cancelled}
         while not (leasing.done() or self.cancelled.done()):
-            yield EventBatch([_loading_comment(pool.status(self.name))])
+            yield EventBatch([framing.comment(_loading_progress(pool.status(self.name)))])
             await asyncio.wait(either, timeout=_LOADING_COMMENT_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
         begun = await self.begin(leasing.result()) if leasing.done() else None
         if begun is None:
@@ -249,10 +249,10 @@ class _PendingResponse:
         return builder.full_response(await aborted_outputs(self.num_prompts, self.body.num_completions))
 
 
-def _loading_comment(status: ModelStatus) -> bytes:
-    """A comment of an event stream (WHATWG HTML, 9.2.6), which clients ignore."""
+def _loading_progress(status: ModelStatus) -> str:
+    """The text of the comments that are sent while a stream waits for its model."""
     done = "" if status.progress is None else f" {status.progress:.0%}"
-    return f": {'loading' if status.state is ModelState.LOADING else 'waiting for'} the model{done}\n\n".encode()
+    return f"{'loading' if status.state is ModelState.LOADING else 'waiting for'} the model{done}"
 
 
 async def _cancel(future: asyncio.Future[Any]) -> None:
