@@ -29,9 +29,7 @@ the values of the block type, computed in float32 and rounded once.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -49,8 +47,9 @@ Array = npt.NDArray[Any]
 
 _BLOCK = 32
 _VALUES_PER_CHUNK = 1 << 18
-_MAX_THREADS = min(4, os.cpu_count() or 1)
-"""Threads that decode the chunks of a tensor: few, because memory limits them and each needs some for a chunk."""
+"""Values that are decoded together, so that intermediate arrays remain in a core's cache. Two threads that decode
+chunks are not faster than one: NumPy's calls are too short beside the interpreter's lock.
+"""
 _POWERS_OF_3 = np.array([1, 3, 9, 27, 81], np.uint8)
 _IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 """The codebook of IQ4_NL and IQ4_XS: denser around zero, like weights."""
@@ -117,19 +116,11 @@ class BlockType:
         super_block_shape = (rows, format.num_super_blocks(columns), 2) if format.super_block_size else None
         super_block_scales = None if super_block_shape is None else np.empty(super_block_shape, np.float16)
 
-        def decode(chunks: Iterable[tuple[slice, Array]]) -> None:
-            for chunk, encoded in chunks:
-                converted = self._as_weight_format(self.decode(encoded))
-                for array, values in zip((codes, scales, offsets, super_block_scales), converted, strict=True):
-                    if array is not None and values is not None:
-                        array[chunk] = values.reshape(array[chunk].shape)
-
-        chunks = list(self._chunks(stored, shape))
-        if (num_threads := min(len(chunks), _MAX_THREADS)) > 1:
-            with ThreadPoolExecutor(num_threads, "aethermind-decode") as pool:
-                list(pool.map(decode, (chunks[thread::num_threads] for thread in range(num_threads))))
-        else:
-            decode(chunks)
+        for chunk, encoded in self._chunks(stored, shape):
+            converted = self._as_weight_format(self.decode(encoded))
+            for array, values in zip((codes, scales, offsets, super_block_scales), converted, strict=True):
+                if array is not None and values is not None:
+                    array[chunk] = values.reshape(array[chunk].shape)
         return QuantizedWeight(format, codes, scales, zeros, offsets, super_block_scales)
 
     def values(self, stored: Array, shape: tuple[int, int], dtype: npt.DTypeLike) -> Array:
