@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from tests.cuda.emulator import compile_kernels
+from tests.cuda.emulator import TiledMatrix, compile_kernels
 
 from aethermind.dispatch import Kernel
 from aethermind.hal.dtype import DType
 from aethermind.ops.operator import Array
 from aethermind_cuda.cublas import DenseProduct
-from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, KernelFunction, Launch
+from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, KernelFunction, Launch, TensorMap
 
 __all__ = ["launch_all"]
 
@@ -65,6 +65,9 @@ def launch_all(
         return np.ndarray(array.shape, array.dtype.numpy, values, strides=strides)
 
     def argument(value: Any) -> Any:
+        if isinstance(value, TensorMap):
+            dtype = next(array.dtype for array in operands if array is not None)
+            return TiledMatrix(memory(DeviceArray(value.address, dtype, (value.rows, value.columns))), value.box_rows)
         return memory(value) if isinstance(value, DeviceArray) else getattr(value, "value", value)
 
     operands = tuple(operand(array) for array in inputs)

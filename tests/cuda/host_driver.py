@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import struct
 import time
 from collections import Counter
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.cuda.fake_gpus import FakeGpus
 from aethermind_cuda.driver import OUT_OF_MEMORY, CudaError
 from aethermind_cuda.library import Cubins
 
-__all__ = ["HostDriver", "Launched", "fake_cubins"]
+__all__ = ["HostDriver", "Launched", "fake_cubins", "tensor_map"]
 
 
 class Launched(NamedTuple):
@@ -146,6 +147,9 @@ class HostDriver(FakeGpus):
     def set_dynamic_shared_limit(self, function: int, nbytes: int) -> None:
         self.shared_limits[function] = nbytes
 
+    def encode_tensor_map(self, address: int, rows: int, columns: int, box_rows: int) -> bytes:
+        return tensor_map(address, rows, columns, box_rows)
+
     def launch_kernel(
         self,
         function: int,
@@ -176,6 +180,11 @@ class HostDriver(FakeGpus):
     def graph_launch(self, executable: int, stream: int) -> None:
         for work in self.handles[executable]:
             self._do(work)
+
+
+def tensor_map(address: int, rows: int, columns: int, box_rows: int) -> bytes:
+    """What stands for a CUtensorMap."""
+    return struct.pack("4Q", address, rows, columns, box_rows).ljust(128)
 
 
 def fake_cubins(folder: Path, sources: list[str], targets: tuple[str, ...] = ("80",)) -> Cubins:

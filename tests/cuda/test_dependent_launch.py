@@ -14,6 +14,7 @@ from aethermind_cuda.library import KernelLibrary
 
 CSRC = ROOT / "aethermind-cuda" / "csrc"
 WAITS_INSIDE = {
+    "dense_wgmma.cu": ("multiply_dense_wgmma",),
     "gate_up_silu.cu": ("project_gemv",),
     "linear.cu": ("project_gemv",),
     "qkv_projection.cu": ("project_qkv_gemv",),
@@ -26,8 +27,8 @@ WAITS_INSIDE = {
     "quantized_wgmma.cu": ("quantized_wgmma",),
     "qkv_projection_quantized_wgmma.cu": ("project_qkv_quantized_wgmma",),
 }
-"""Sources with kernels that have something to do before they wait (common/project_gemv.cuh, quantized_gemv.cuh), and
-what they call."""
+"""Sources with kernels that have something to do before they wait (common/project_gemv.cuh, quantized_gemv.cuh,
+dense_wgmma.cuh), and what they call."""
 
 BEGINNING = re.compile(r"__global__[^{]*\{[\s\\]*(.*?);", re.DOTALL)
 
@@ -45,11 +46,16 @@ def test_every_kernel_begins_by_waiting(source: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "read"), [("project_gemv.cuh", "load_group<"), ("quantized_gemv.cuh", "rows.load_group(")]
+    ("header", "copy", "read"),
+    [
+        ("project_gemv.cuh", "begin_copy(stage", "load_group<"),
+        ("quantized_gemv.cuh", "begin_copy(stage", "rows.load_group("),
+        ("dense_wgmma.cuh", "copy_weights(step", "copy_inputs(step"),
+    ],
 )
-def test_projections_issue_their_first_copies_before_waiting(header: str, read: str) -> None:
+def test_projections_issue_their_first_copies_before_waiting(header: str, copy: str, read: str) -> None:
     text = (CSRC / "common" / header).read_text()
-    copies, waits, reads = (text.index(call) for call in ("begin_copy(stage", "wait_for_predecessor", read))
+    copies, waits, reads = (text.index(call) for call in (copy, "wait_for_predecessor", read))
     assert copies < waits < reads
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.cuda.emulator import CompileError, EmulationError, Kernels, Offset, compile_kernels
+from tests.cuda.emulator import CompileError, EmulationError, Kernels, Offset, TiledMatrix, compile_kernels
 
 SAMPLES = Path(__file__).parent / "emulator" / "samples"
 WIDTH = 300
@@ -160,6 +160,43 @@ def test_matrices_are_loaded_transposed(matmuls: Kernels, rng: np.random.Generat
         for matrix in range(4):
             expected = tiles[matrix].T[lane // 4, lane % 4 * 2 :][:2]
             np.testing.assert_array_equal(out[lane, matrix], expected)
+
+
+def sums_of_tiles(kernel: str, rng: np.random.Generator) -> None:
+    """Of 30 rows and 600 columns, which end within tiles of 32 rows and 64 columns."""
+    matrix = rng.standard_normal((30, 600)).astype(ml_dtypes.bfloat16)
+    out = np.zeros(32, np.float32)
+    shared = 2 * 32 * 64 * 2 + 2 * 2 * 8 + 32 * 4
+    compile_kernels(SAMPLES / "tiles.cu")[kernel](out, TiledMatrix(matrix, 32), 5, grid=2, block=64, shared=shared)
+    np.testing.assert_allclose(out, [*matrix.astype(np.float64).sum(1), 0, 0], rtol=1e-5, atol=1e-4)
+
+
+def test_tiles_arrive_in_stages_for_a_cluster(rng: np.random.Generator) -> None:
+    sums_of_tiles("tile_sums", rng)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ("no_wait", "while an asynchronous copy to it is under way|race for byte"),
+        ("no_release", "under way|race for byte|more threads arrive at a barrier in shared memory"),
+        ("too_few_bytes", "waits at a barrier in shared memory"),
+        ("no_arrival", "waits at a barrier in shared memory, to which"),
+        ("no_cluster_barrier", "of its cluster, with no barrier of the cluster before|which has ended"),
+        ("no_last_barrier", "of its cluster, which has ended"),
+    ],
+)
+def test_planted_bugs_of_tiles_are_named(mistake: str, words: str, rng: np.random.Generator) -> None:
+    with pytest.raises(EmulationError, match=words):
+        sums_of_tiles(mistake, rng)
+
+
+def test_only_kernels_with_clusters_wait_for_one() -> None:
+    kernels = compile_kernels(SAMPLES / "tiles.cu")
+    with pytest.raises(EmulationError, match="no __cluster_dims__"):
+        kernels.no_cluster(grid=1, block=32)
+    with pytest.raises(EmulationError, match="3 blocks are no multiple of a cluster of 2"):
+        kernels.tile_sums(np.zeros(32, np.float32), bytes(128), 1, grid=3, block=64)
 
 
 def test_arguments_are_judged_by_the_kernel_s_own_parameters(reductions: Kernels) -> None:

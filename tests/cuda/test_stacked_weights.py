@@ -121,6 +121,9 @@ def test_halves_of_rows_are_gated(emulated: Emulated, products: list[Any], inner
     assert emulated.driver.launched[f"elementwise_silu_mul_halves_{dtype}"] == gates + len(products)
 
 
+A100, H200 = DeviceFacts((8, 0), 108, 163 << 10), DeviceFacts((9, 0), 132, 227 << 10)
+
+
 def adjacent(begin: int, *shapes: tuple[int, ...], gap: int = 0) -> list[DeviceArray]:
     """Arrays one behind the other, or with a gap before the last."""
     arrays = []
@@ -132,14 +135,17 @@ def adjacent(begin: int, *shapes: tuple[int, ...], gap: int = 0) -> list[DeviceA
 
 
 def work_of(
-    kernel: Kernel, inputs: Sequence[DeviceArray | None], outputs: Sequence[DeviceArray], **attributes: Any
+    device: DeviceFacts,
+    kernel: Kernel,
+    inputs: Sequence[DeviceArray | None],
+    outputs: Sequence[DeviceArray],
+    **attributes: Any,
 ) -> list[Any]:
     assert isinstance(kernel.function, KernelFunction)
-    call = Call(tuple(inputs), tuple(outputs), attributes, DeviceFacts((9, 0), 132, 227 << 10), 1 << 40)
-    return [*kernel.function(call)]
+    return [*kernel.function(Call(tuple(inputs), tuple(outputs), attributes, device, 1 << 40))]
 
 
-def qkv_work(num_tokens: int, gap: int = 0, bias_gap: int = 0) -> list[Any]:
+def qkv_work(num_tokens: int, gap: int = 0, bias_gap: int = 0, device: DeviceFacts = A100) -> list[Any]:
     """Of the shapes of Qwen2-7B."""
     heads = 3584, 512, 512
     weights = adjacent(1 << 30, *((rows, 3584) for rows in heads), gap=gap)
@@ -151,14 +157,14 @@ def qkv_work(num_tokens: int, gap: int = 0, bias_gap: int = 0) -> list[Any]:
     )
     caches = [DeviceArray(place << 30, BF16, (100, 4, 16, 128)) for place in (7, 8)]
     kernel = next(kernel for kernel in BY_CUBLASLT if kernel.operator == "qkv_rope_cache_write")
-    return work_of(kernel, (x, *weights, *biases, None, None, table, slots, *caches), (out, *caches), eps=1e-6)
+    return work_of(device, kernel, (x, *weights, *biases, None, None, table, slots, *caches), (out, *caches), eps=1e-6)
 
 
-def gate_up_work(num_tokens: int, gap: int = 0) -> list[Any]:
+def gate_up_work(num_tokens: int, gap: int = 0, device: DeviceFacts = A100) -> list[Any]:
     weights = adjacent(1 << 30, (18944, 3584), (18944, 3584), gap=gap)
     kernel = next(kernel for kernel in BY_CUBLASLT if kernel.operator == "gate_up_silu")
     x, out = (DeviceArray(place << 31, BF16, (num_tokens, width)) for place, width in ((3, 3584), (4, 18944)))
-    return work_of(kernel, (x, *weights), (out,))
+    return work_of(device, kernel, (x, *weights), (out,))
 
 
 @pytest.mark.parametrize("num_tokens", [9, 33, 64, 256, 2048])
@@ -191,6 +197,19 @@ def test_gate_and_up_are_one_product(num_tokens: int) -> None:
 @pytest.mark.parametrize(("num_tokens", "gap"), [(64, 256), (513, 0)])
 def test_gate_and_up_are_two_products_with_a_gap_or_of_many_tokens(num_tokens: int, gap: int) -> None:
     assert [type(work) for work in gate_up_work(num_tokens, gap)] == [DenseProduct, DenseProduct, Launch]
+
+
+@pytest.mark.parametrize("num_tokens", [9, 128])
+def test_projections_by_wgmma(num_tokens: int) -> None:
+    """q, k and v in one launch where they are adjacent; gate and up wherever they are."""
+    product, finish = qkv_work(num_tokens, device=H200)
+    assert (product.source, finish.source) == ("dense_wgmma", "qkv_rope_cache_write")
+    *products, _ = qkv_work(num_tokens, 256, device=H200)
+    assert [one.source for one in products] == ["dense_wgmma"] * 3 if num_tokens > 32 else ["qkv_projection"]
+    for gap in (0, 256):
+        (gate_up,) = gate_up_work(num_tokens, gap, H200)
+        assert gate_up.kernel.startswith("gate_up_silu_wgmma")
+    assert isinstance(gate_up_work(129, device=H200)[0], DenseProduct)
 
 
 def test_the_workspace_holds_a_product_of_both_kinds() -> None:

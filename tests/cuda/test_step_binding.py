@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.cuda.check.qwen2_7b import write_model
 from tests.cuda.emulator.builder import CSRC
-from tests.cuda.host_driver import HostDriver, fake_cubins
+from tests.cuda.host_driver import HostDriver, fake_cubins, tensor_map
 from tests.cuda.test_cublas import FakeCublasLt
 
 from aethermind import Runtime
@@ -30,7 +30,7 @@ from aethermind_cuda.cublas import DenseProduct, bucket_of, prompt_buckets
 from aethermind_cuda.devices import Context
 from aethermind_cuda.executable import CudaExecutable
 from aethermind_cuda.graph_capture import CudaGraphCache
-from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, Enqueue, Int64, KernelFunction, Launch
+from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, Enqueue, Int64, KernelFunction, Launch, TensorMap
 from aethermind_cuda.library import KernelLibrary
 from aethermind_cuda.parameters import Parameters
 from aethermind_cuda.relocation import find_operand, relocated_address, symbolic_address
@@ -105,7 +105,10 @@ def expected(plan: Plan, memory: MemoryMap, symbols: tuple[int, ...]) -> Iterato
                 if num_tokens:
                     yield shapes, work.weight.address, work.x.address, work.out.address, bias, work.workspace
             elif all(work.grid):
-                values = [bytes(value) for value in Parameters(work.arguments).values]
+                values = [
+                    tensor_map(*argument) if isinstance(argument, TensorMap) else bytes(value)
+                    for argument, value in zip(work.arguments, Parameters(work.arguments).values, strict=True)
+                ]
                 yield f"{work.source}:{work.kernel}", work.grid, work.block, work.shared_bytes, values
 
 
@@ -273,6 +276,7 @@ ARGUMENTS: dict[str, tuple[bool, Callable[[DeviceArray, DeviceArray], Any]]] = {
     "a pointer to something else": (True, lambda out, x: ctypes.c_void_p(0x7F12_3456_7890)),
     "a structure": (True, pointers),
     "a structure in another": (True, lambda out, x: Pair(0.5, pointers(out, x))),
+    "a tensor map": (True, lambda out, x: TensorMap(x.address + 96, x.size, 24, 8)),
     "what the alignment decides": (True, lambda out, x: x.address % 256),
     "what equality decides": (True, lambda out, x: out.address == x.address),
     "an address as a number": (False, lambda out, x: Int64(x.address)),

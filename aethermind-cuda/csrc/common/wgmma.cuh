@@ -48,8 +48,33 @@ __device__ __forceinline__ void commit_products() {
 // Waits until at most `kPending` groups of this warpgroup are still in flight.
 template <int kPending>
 __device__ __forceinline__ void wait_for_products() {
-#ifndef AETHER_EMULATED
+#ifdef AETHER_EMULATED
+  __syncwarp();
+#else
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+// Gives registers of four warps back to the block, or takes some for them: each thread has kCount then.
+template <int kCount>
+__device__ __forceinline__ void give_registers() {
+#ifndef AETHER_EMULATED
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+#endif
+}
+template <int kCount>
+__device__ __forceinline__ void take_registers() {
+#ifndef AETHER_EMULATED
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+#endif
+}
+
+// A barrier of `count` threads of the block; number 0 is that of __syncthreads.
+__device__ __forceinline__ void synchronize_threads(int barrier, int count) {
+#ifdef AETHER_EMULATED
+  emulation::barrier(barrier, count, {});
+#else
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(count) : "memory");
 #endif
 }
 
@@ -70,6 +95,8 @@ __device__ __forceinline__ uint64_t operand_descriptor(const void* tile, int chu
          uint64_t{1} << 62;
 }
 
+#define AETHER_PLACES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define AETHER_PLACES_16 AETHER_PLACES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define AETHER_PLACES_32                                                   \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -77,8 +104,6 @@ __device__ __forceinline__ uint64_t operand_descriptor(const void* tile, int chu
   AETHER_PLACES_32                                                                     \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define AETHER_PLACES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define AETHER_PLACES_16 AETHER_PLACES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define AETHER_SUMS_4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define AETHER_SUMS_16(i) AETHER_SUMS_4(i), AETHER_SUMS_4(i + 4), AETHER_SUMS_4(i + 8), AETHER_SUMS_4(i + 12)
 #define AETHER_SUMS_8 AETHER_SUMS_4(0), AETHER_SUMS_4(4)
@@ -88,7 +113,31 @@ __device__ __forceinline__ uint64_t operand_descriptor(const void* tile, int chu
   "{.reg .pred p; setp.ne.b32 p, " is_sum_place ", 0; wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type \
   "." type " {" places "}, " operands ";}"
 
-// c = (is_sum ? c : 0) + A Bᵀ for rows of 16 values, 64 of A and 64 or 128 of B.
+// c = (is_sum ? c : 0) + A Bᵀ for rows of 16 values, 64 of A and 16, 32, 64 or 128 of B.
+template <class T>
+__device__ __forceinline__ void wgmma(float (&c)[8], uint64_t a, uint64_t b, int is_sum) {
+  if constexpr (std::is_same_v<T, float16>) {
+    asm volatile(AETHER_WGMMA("16", "f16", "%10", AETHER_PLACES_8, "%8, %9, p, 1, 1, 0, 0")
+                 : AETHER_SUMS_4(0), AETHER_SUMS_4(4)
+                 : "l"(a), "l"(b), "r"(is_sum));
+  } else {
+    asm volatile(AETHER_WGMMA("16", "bf16", "%10", AETHER_PLACES_8, "%8, %9, p, 1, 1, 0, 0")
+                 : AETHER_SUMS_4(0), AETHER_SUMS_4(4)
+                 : "l"(a), "l"(b), "r"(is_sum));
+  }
+}
+template <class T>
+__device__ __forceinline__ void wgmma(float (&c)[16], uint64_t a, uint64_t b, int is_sum) {
+  if constexpr (std::is_same_v<T, float16>) {
+    asm volatile(AETHER_WGMMA("32", "f16", "%18", AETHER_PLACES_16, "%16, %17, p, 1, 1, 0, 0")
+                 : AETHER_SUMS_16(0)
+                 : "l"(a), "l"(b), "r"(is_sum));
+  } else {
+    asm volatile(AETHER_WGMMA("32", "bf16", "%18", AETHER_PLACES_16, "%16, %17, p, 1, 1, 0, 0")
+                 : AETHER_SUMS_16(0)
+                 : "l"(a), "l"(b), "r"(is_sum));
+  }
+}
 template <class T>
 __device__ __forceinline__ void wgmma(float (&c)[32], uint64_t a, uint64_t b, int is_sum) {
   if constexpr (std::is_same_v<T, float16>) {
@@ -200,11 +249,15 @@ __device__ __forceinline__ void wgmma(float (&c)[64], const uint32_t (&a)[4], ui
 #undef AETHER_WGMMA
 #endif
 
-// Issues c = (is_sum ? c : 0) + A Bᵀ for tiles A of 64 rows and B of 2 kRegisters rows.
+// Issues c = (is_sum ? c : 0) + A Bᵀ for tiles A of 64 rows and B of 2 kRegisters rows. `has_rows` says whether the
+// rows of A that this warp gets sums of are such: others may be anything, and so are their sums.
 template <class T, int kRegisters>
 __device__ __forceinline__ void multiply_tiles(float (&c)[kRegisters], const Vector<T>* a, const Vector<T>* b,
-                                               bool is_sum) {
+                                               bool is_sum, [[maybe_unused]] bool has_rows = true) {
 #ifdef AETHER_EMULATED
+  if (!has_rows) {
+    return;
+  }
   const int lane = lane_index(), first_row = warp_index() % 4 * 16 + lane / 4;
   for (int r = 0; r < kRegisters; ++r) {
     const int row = first_row + r / 2 % 2 * 8, column = r / 4 * 8 + lane % 4 * 2 + r % 2;

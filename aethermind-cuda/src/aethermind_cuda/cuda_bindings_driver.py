@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from functools import cached_property
 from typing import Any
 
 from aethermind.errors import DeviceError
@@ -14,6 +16,12 @@ _CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED = 704
 _STREAM_NON_BLOCKING = 1
 _EVENT_DEFAULT, _EVENT_DISABLE_TIMING = 0, 2
 _HOST_ALLOC_PORTABLE = 1
+
+_TENSOR_MAP_VERSION = 12000
+"""The CUDA version that brought cuTensorMapEncodeTiled."""
+_TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGNMENT = 128, 64
+_UINT16, _NO_INTERLEAVE, _SWIZZLE_128B, _L2_PROMOTION_256B, _ZEROS_OUTSIDE = 1, 0, 3, 3, 0
+_BOX_COLUMNS = 64
 
 
 def load_driver() -> CudaDriver:
@@ -41,10 +49,13 @@ class CudaDriver:
         code = int(status)
         if accept and code in (0, *accept):
             return code
-        if code:
-            error, message = (self._status_text(query, status) for query in ("cuGetErrorName", "cuGetErrorString"))
-            raise CudaError(name, code, error, message)
+        self._check(name, status)
         return results[0] if len(results) == 1 else tuple(results)
+
+    def _check(self, name: str, status: Any) -> None:
+        if int(status):
+            error, message = (self._status_text(query, status) for query in ("cuGetErrorName", "cuGetErrorString"))
+            raise CudaError(name, int(status), error, message)
 
     def _status_text(self, name: str, status: Any) -> str:
         code, text = getattr(self._cuda, name)(status)
@@ -167,6 +178,24 @@ class CudaDriver:
     def set_dynamic_shared_limit(self, function: int, nbytes: int) -> None:
         attribute = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._call("cuFuncSetAttribute", function, attribute, nbytes)
+
+    def encode_tensor_map(self, address: int, rows: int, columns: int, box_rows: int) -> bytes:
+        memory = ctypes.create_string_buffer(_TENSOR_MAP_BYTES + _TENSOR_MAP_ALIGNMENT)
+        begin = ctypes.addressof(memory)
+        begin += -begin % _TENSOR_MAP_ALIGNMENT
+        sizes = (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(2 * columns)
+        box, strides = (ctypes.c_uint32 * 2)(_BOX_COLUMNS, box_rows), (ctypes.c_uint32 * 2)(1, 1)
+        how = _NO_INTERLEAVE, _SWIZZLE_128B, _L2_PROMOTION_256B, _ZEROS_OUTSIDE
+        code = self._encode_tensor_map(begin, _UINT16, 2, address, *sizes, box, strides, *how)
+        self._check("cuTensorMapEncodeTiled", self._cuda.CUresult(code))
+        return ctypes.string_at(begin, _TENSOR_MAP_BYTES)
+
+    @cached_property
+    def _encode_tensor_map(self) -> Any:
+        """cuTensorMapEncodeTiled. The bindings' own form writes to memory that need not be a multiple of 64 bytes."""
+        pointer, _ = self._call("cuGetProcAddress", b"cuTensorMapEncodeTiled", _TENSOR_MAP_VERSION, 0)
+        arguments = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, *[ctypes.c_void_p] * 5, *[ctypes.c_int] * 4]
+        return ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(int(pointer))
 
     def launch_kernel(
         self,

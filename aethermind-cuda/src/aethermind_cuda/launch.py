@@ -24,6 +24,7 @@ __all__ = [
     "Launch",
     "LaunchBinder",
     "Relocate",
+    "TensorMap",
     "Work",
 ]
 
@@ -60,6 +61,20 @@ class DeviceArray(NamedTuple):
     def is_followed_by(self, other: DeviceArray) -> bool:
         """Whether `other` begins where this array ends, so that both can be read as one array."""
         return other.address == self.address + self.nbytes
+
+
+class TensorMap(NamedTuple):
+    """A row-major matrix of 16-bit elements from which a kernel copies tiles by the tensor memory accelerator (compute
+    capability 9.0 and later), as the CUtensorMap of the driver.
+
+    Tiles have `box_rows` rows (at most 256) of 64 elements, and arrive in the 128-byte swizzle. Address and rows are
+    multiples of 16 bytes.
+    """
+
+    address: int
+    rows: int
+    columns: int
+    box_rows: int
 
 
 class DeviceFacts(NamedTuple):
@@ -118,8 +133,8 @@ class Work(Protocol):
 class Launch:
     """One launch: `kernel` is the name of an entry point of `csrc/<source>.cu`.
 
-    Arguments are DeviceArrays (passed as address; None is a null pointer), ints (32 bits), floats (32 bits) and ctypes
-    values including structures, passed unchanged. An empty grid launches nothing.
+    Arguments are DeviceArrays (passed as address; None is a null pointer), TensorMaps, ints (32 bits), floats (32 bits)
+    and ctypes values including structures, passed unchanged. An empty grid launches nothing.
 
     `is_dependent_launch`: programmatic dependent launch. The kernel waits for its predecessor itself
     (`dependent_launch.cuh`, as all kernels of this package do), so that in a graph it may begin while that runs.
@@ -150,7 +165,7 @@ class KernelFunction(NamedTuple):
     With `is_relocatable`, steps that differ in their addresses only (the layers of a model) share one call with
     symbolic addresses. Launches may then depend on the alignment of addresses (up to 256 bytes), on which
     of them are equal, and on which constants are adjacent in memory, but not on the values of addresses. An address,
-    plus an offset, is passed as a DeviceArray, a `c_void_p`, or a `c_void_p` field of a structure.
+    plus an offset, is passed as a DeviceArray, a TensorMap, a `c_void_p`, or a `c_void_p` field of a structure.
 
     With `has_heuristics` a library (cuBLASLt) chooses the algorithm, which is slow for a new size.
     """

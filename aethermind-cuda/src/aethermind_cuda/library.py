@@ -11,10 +11,10 @@ from typing import Any
 from aethermind.errors import DeviceError
 from aethermind_cuda.cublas import CublasLt, find_cublaslt
 from aethermind_cuda.driver import Driver
-from aethermind_cuda.launch import DeviceFacts, Enqueue, Launch, Relocate
+from aethermind_cuda.launch import DeviceFacts, Enqueue, Launch, Relocate, TensorMap
 from aethermind_cuda.nccl import NcclCommunicator
 from aethermind_cuda.parameters import Parameters
-from aethermind_cuda.relocation import find_operand
+from aethermind_cuda.relocation import find_operand, relocated_address
 from aethermind_cuda.targets import best_target
 
 __all__ = ["CUBINS", "Cubins", "KernelLibrary"]
@@ -24,6 +24,8 @@ _DEPENDENT_LAUNCH = 9, 0
 """The first compute capability with programmatic dependent launch."""
 _DEFAULT_SHARED_BYTES = 48 * 1024
 """Dynamic shared memory that needs no opt-in."""
+
+_MAX_ENCODED_MAPS = 1 << 14
 
 
 class Cubins:
@@ -82,6 +84,7 @@ class KernelLibrary:
         self._modules: dict[str, int] = {}
         self._functions: dict[tuple[str, str], int] = {}
         self._shared_limits: dict[int, int] = {}
+        self._encoded_maps: dict[TensorMap, bytes] = {}
         self.communicator: NcclCommunicator | None = None
         """The communicator, once the ranks have connected."""
 
@@ -118,7 +121,12 @@ class KernelLibrary:
 
     def bind_launch(self, launch: Launch) -> Enqueue:
         """Bind a launch; DeviceError for more shared memory than a block can have."""
-        return self._launcher(launch)(Parameters(launch.arguments)) if all(launch.grid) else _enqueue_nothing
+        if not all(launch.grid):
+            return _enqueue_nothing
+        parameters = Parameters(launch.arguments)
+        if parameters.maps:
+            parameters = parameters.relocated((), [(offset, self._encoded(one)) for offset, one in parameters.maps])
+        return self._launcher(launch)(parameters)
 
     def bind_relocatable(self, launch: Launch) -> Relocate | None:
         """Bind a launch with symbolic addresses: arguments are packed once, and copied with other pointers."""
@@ -130,12 +138,25 @@ class KernelLibrary:
             return None
         decoded = [(offset, find_operand(pointer)) for offset, pointer in pointers]
         relocations = [(offset, *operand) for offset, operand in decoded if operand is not None]
-        bind = self._launcher(launch)
+        bind, maps = self._launcher(launch), template.maps
 
         def relocate(bases: Sequence[int]) -> Enqueue:
-            return bind(template.relocated([(offset, bases[index] + addend) for offset, index, addend in relocations]))
+            encoded = [
+                (offset, self._encoded(one._replace(address=relocated_address(one.address, bases))))
+                for offset, one in maps
+            ]
+            pointers = [(offset, bases[index] + addend) for offset, index, addend in relocations]
+            return bind(template.relocated(pointers, encoded))
 
         return relocate
+
+    def _encoded(self, one: TensorMap) -> bytes:
+        """The driver's form of a tensor map; those of weights are needed again for every number of tokens."""
+        if one not in self._encoded_maps:
+            if len(self._encoded_maps) == _MAX_ENCODED_MAPS:
+                self._encoded_maps.clear()
+            self._encoded_maps[one] = self._driver.encode_tensor_map(*one)
+        return self._encoded_maps[one]
 
     def _launcher(self, launch: Launch) -> Callable[[Parameters], Enqueue]:
         """Bind everything of a launch except its arguments."""

@@ -9,7 +9,7 @@ from struct import pack_into, unpack_from
 from typing import Any
 
 from aethermind.hal.memory import align_up
-from aethermind_cuda.launch import DeviceArray
+from aethermind_cuda.launch import DeviceArray, TensorMap
 
 __all__ = ["Parameters"]
 
@@ -25,16 +25,23 @@ _MAX_SIZE_ARGUMENT = 1 << 40
 """A larger 64-bit integer is not a size, so it may be an address."""
 
 
+class _TensorMap(ctypes.Structure):
+    """`TensorMap` of csrc/common/tensor_copy.cuh, and CUtensorMap of the driver."""
+
+    _fields_ = [("bytes", ctypes.c_char * 128)]
+
+
 class Parameters:
     """A block of memory with pointers to the values, followed by the values; `address` is the address of the block.
 
     `values` are ctypes values of the types of the kernel's parameters. Raises TypeError or OverflowError for values
-    that no kernel takes.
+    that no kernel takes. `maps` are the tensor maps and their offsets in the block, which `relocated` fills.
     """
 
-    __slots__ = ("_block", "_image", "_offsets", "_type", "address", "values")
+    __slots__ = ("_block", "_image", "_offsets", "_type", "address", "maps", "values")
 
     def __init__(self, arguments: Iterable[Any]) -> None:
+        arguments = list(arguments)
         self.values = [_ctypes_value(argument) for argument in arguments]
         self._offsets: list[int] = []
         end = max(1, len(self.values)) * _POINTER_BYTES
@@ -42,6 +49,11 @@ class Parameters:
             begin = align_up(end, _ALIGNMENT)
             self._offsets.append(begin)
             end = begin + ctypes.sizeof(value)
+        self.maps = [
+            (offset, argument)
+            for offset, argument in zip(self._offsets, arguments, strict=True)
+            if isinstance(argument, TensorMap)
+        ]
         image = bytearray(end)
         for offset, value in zip(self._offsets, self.values, strict=True):
             image[offset : offset + ctypes.sizeof(value)] = bytes(value)
@@ -63,6 +75,8 @@ class Parameters:
         """
         found: list[tuple[int, int]] = []
         for offset, value in zip(self._offsets, self.values, strict=True):
+            if isinstance(value, _TensorMap):
+                continue
             fields = _fields(value.__class__)
             if fields is None:
                 return None
@@ -73,13 +87,18 @@ class Parameters:
                     return None
         return found
 
-    def relocated(self, pointers: Iterable[tuple[int, int]]) -> Parameters:
-        """A copy with other device pointers at these offsets of the block; `values` are shared with this one."""
+    def relocated(self, pointers: Iterable[tuple[int, int]], maps: Iterable[tuple[int, bytes]] = ()) -> Parameters:
+        """A copy with other device pointers and encoded tensor maps at these offsets of the block; `values` are shared
+        with this one.
+        """
         copy = object.__new__(type(self))
-        copy.values, copy._offsets, copy._type, copy._image = self.values, self._offsets, self._type, self._image
+        copy.values, copy.maps, copy._offsets = self.values, self.maps, self._offsets
+        copy._type, copy._image = self._type, self._image
         copy._set_block(self._image)
         for offset, pointer in pointers:
             pack_into("Q", copy._block, offset, pointer)
+        for offset, encoded in maps:
+            copy._block[offset : offset + len(encoded)] = encoded
         return copy
 
 
@@ -89,6 +108,8 @@ def _ctypes_value(argument: Any) -> Any:
         return ctypes.c_void_p(0)
     if isinstance(argument, DeviceArray):
         return ctypes.c_void_p(argument.address)
+    if isinstance(argument, TensorMap):
+        return _TensorMap()
     if isinstance(argument, (bool, int)):
         if argument not in _INT32:
             raise OverflowError(f"A kernel's argument {argument} has more than 32 bits; pass it as Int64.")

@@ -34,10 +34,11 @@ _CHECKED = (
     "-fno-strict-aliasing",
     "-fno-gnu-unique",  # shared memory of a function in a header is that of each library, not of the first one
 )
+_CLUSTER = r"(?:__cluster_dims__\s*\((?P<cluster>(?:[^()]|\([^()]*\))*)\)\s*)?"
 _BOUNDS = r"(?:__launch_bounds__\s*\((?P<{}>(?:[^()]|\([^()]*\))*)\)\s*)?"
 _KERNEL = re.compile(
     rf'extern\s+"C"\s+{_BOUNDS.format("before")}__global__\s+{_BOUNDS.format("between")}void\s+'
-    rf"{_BOUNDS.format('after')}(?P<name>\w+)\s*\((?P<parameters>[^()]*)\)"
+    rf"{_CLUSTER}{_BOUNDS.format('after')}(?P<name>\w+)\s*\((?P<parameters>[^()]*)\)"
 )
 _NAMESPACE = re.compile(r"\bnamespace\s+(aether[\w:]*)\s*\{")
 
@@ -103,7 +104,8 @@ def _unit(source: Path, kernels: Iterable[re.Match[str]], namespaces: Iterable[s
     lines += ['extern "C" const EmulatorKernel emulator_kernels[] = {']
     for kernel in kernels:
         bounds = (kernel["before"] or kernel["between"] or kernel["after"] or "0").split(",")[0]
-        lines.append(f'    aether::emulation::describe<&::{kernel["name"]}>("{kernel["name"]}", {bounds}),')
+        cluster = (kernel["cluster"] or "1").split(",")[0]
+        lines.append(f'    aether::emulation::describe<&::{kernel["name"]}>("{kernel["name"]}", {bounds}, {cluster}),')
     return "\n".join([*lines, "    {}};", ""])
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from tests.cuda.emulator import memory
 from tests.cuda.emulator.arguments import check_arguments
 from tests.cuda.emulator.graphs import Capture
-from tests.cuda.emulator.kernels import Kernel, compile_kernels
+from tests.cuda.emulator.kernels import Kernel, compile_kernels, tensor_map
 from tests.cuda.fake_gpus import ATTRIBUTES, FakeGpus
 
 from aethermind_cuda.driver import OUT_OF_MEMORY, CudaError
@@ -182,6 +182,9 @@ class EmulatedDriver(FakeGpus):
     def set_dynamic_shared_limit(self, function: int, nbytes: int) -> None:
         assert nbytes <= ATTRIBUTES[97], f"{nbytes} bytes of shared memory"
         self._shared_limits[function] = nbytes
+
+    def encode_tensor_map(self, address: int, rows: int, columns: int, box_rows: int) -> bytes:
+        return tensor_map(address, rows, columns, box_rows)
 
     def launch_kernel(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from tests.cuda.emulator import memory
 from tests.cuda.emulator.builder import CSRC, build_kernels
 from tests.cuda.emulator.memory import EmulationError
 
-__all__ = ["Kernel", "Kernels", "Offset", "Parameter", "compile_kernels"]
+__all__ = ["Kernel", "Kernels", "Offset", "Parameter", "TiledMatrix", "compile_kernels", "tensor_map"]
 
 _SCALARS = {("i", 1): np.int8, ("i", 2): np.int16, ("i", 4): np.int32, ("i", 8): np.int64} | {
     ("f", 4): np.float32,
@@ -38,6 +39,21 @@ class Parameter:
     name: str
     kind: str
     size: int
+
+
+class TiledMatrix:
+    """A matrix of which a kernel copies tiles: an argument for a tensor map."""
+
+    def __init__(self, array: Any, box_rows: int) -> None:
+        self.array = array
+        self.box_rows = box_rows
+
+
+def tensor_map(address: int, rows: int, columns: int, box_rows: int) -> bytes:
+    """`TileMap` of include/emulation_runtime.h, in the size of a CUtensorMap."""
+    assert not (address | 2 * columns) % 16, f"{address:#x} and rows of {2 * columns} bytes are no multiples of 16"
+    assert 0 < box_rows <= 256, f"boxes of {box_rows} rows"
+    return struct.pack("Q3qi", address, rows, columns, 2 * columns, box_rows).ljust(128, b"\0")
 
 
 class Kernel:
@@ -101,18 +117,25 @@ class Kernel:
         if parameter.kind in "pc":
             if value is None:
                 return ctypes.c_void_p(0)
-            array, offset = (value.array, value.nbytes) if isinstance(value, Offset) else (value, 0)
-            if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
-                raise TypeError(f"{self.name}: {parameter.name} is a pointer and wants a contiguous array")
-            if id(array) not in placed:
-                placed[id(array)] = stack.enter_context(_placed(array, offset, parameter.name))
-            placed[id(array)].is_written |= parameter.kind == "p"
-            return ctypes.c_void_p(placed[id(array)].address)
+            one = self._place(parameter, value, placed, stack)
+            one.is_written |= parameter.kind == "p"
+            return ctypes.c_void_p(one.address)
+        if isinstance(value, TiledMatrix):
+            at = self._place(parameter, value.array, placed, stack).address
+            value = tensor_map(at, *value.array.shape, value.box_rows)
         scalar = _SCALARS.get((parameter.kind, parameter.size))
         content = bytes(value) if scalar is None else np.asarray(value).astype(scalar, casting="same_kind").tobytes()
         if len(content) != parameter.size:
             raise TypeError(f"{self.name}: {parameter.name} has {parameter.size} bytes, not {len(content)}")
         return (ctypes.c_char * len(content)).from_buffer_copy(content)
+
+    def _place(self, parameter: Parameter, value: Any, placed: dict[int, _Placed], stack: ExitStack) -> _Placed:
+        array, offset = (value.array, value.nbytes) if isinstance(value, Offset) else (value, 0)
+        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+            raise TypeError(f"{self.name}: {parameter.name} is a pointer and wants a contiguous array")
+        if id(array) not in placed:
+            placed[id(array)] = stack.enter_context(_placed(array, offset, parameter.name))
+        return placed[id(array)]
 
     def _compare(self, results: list[list[bytes]], seeds: Sequence[int], placed: list[_Placed]) -> None:
         for seed, contents in zip(seeds[1:], results[1:], strict=True):

@@ -32,6 +32,7 @@ class KernelEntry(ctypes.Structure):
         ("alignments", ctypes.POINTER(ctypes.c_int)),
         ("kinds", ctypes.c_char_p),
         ("max_threads", ctypes.c_int),
+        ("cluster", ctypes.c_int),
     ]
 
 

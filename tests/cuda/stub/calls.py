@@ -75,6 +75,7 @@ assert ctypes.c_int.from_address(host).value == 42
 again = Parameters([ctypes.c_void_p(host), 43])
 cuda.launch_kernel(function, (1, 2, 3), (32, 1, 1), 64, stream, again.address, is_dependent_launch=True)
 assert ctypes.c_int.from_address(host).value == 43
+assert cuda.encode_tensor_map(1 << 20, 300, 128, 56) == bytes(range(128))
 
 # Graphs
 executable = cuda.graph_instantiate(cuda.end_capture(stream))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from aethermind_cuda.cublas import WORKSPACE_BYTES
 from aethermind_cuda.kernels._common import cuda_kernel
 from aethermind_cuda.kernels._cublaslt import CUBLASLT, MIN_CUBLASLT_TOKENS, has_cublaslt
+from aethermind_cuda.kernels._dense_wgmma import dense_wgmma
 from aethermind_cuda.kernels._projection import Projection
 from aethermind_cuda.kernels._stacked import stacked_product, stacked_product_bytes
 from aethermind_cuda.kernels.elementwise import elementwise, silu_mul_halves
@@ -30,6 +31,10 @@ def _launches(is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
         assert x is not None
         assert w_gate is not None
         assert w_up is not None
+        by_wgmma = None if is_invariant else dense_wgmma(out, x, (w_gate, w_up), None, call.device)
+        if by_wgmma is not None:
+            yield by_wgmma
+            return
         sizes = x.shape[0], out.shape[1], x.shape[1]
         arguments = (out, x, w_gate, w_up, *sizes)
         dense = [w_gate, w_up]
@@ -50,11 +55,16 @@ def _products(call: Call) -> Iterator[Work]:
     if x.shape[0] < MIN_CUBLASLT_TOKENS:
         yield from _without_cublaslt(call)
         return
+    by_wgmma = dense_wgmma(out, x, (w_gate, w_up), None, call.device)
+    if by_wgmma is not None:
+        yield by_wgmma
+        return
     if x.shape[0] <= _MAX_STACKED_TOKENS:
-        product = stacked_product(x, (w_gate, w_up), (), call.workspace)
-        if product is not None:
+        stacked = stacked_product(x, (w_gate, w_up), (), call.workspace, call.device)
+        if stacked is not None:
+            product, columns = stacked
             yield product
-            yield silu_mul_halves(out, product.out)
+            yield silu_mul_halves(out, columns)
             return
     up = out._replace(address=call.workspace + WORKSPACE_BYTES)
     yield dense_product(out, x, w_gate, None, call.workspace)

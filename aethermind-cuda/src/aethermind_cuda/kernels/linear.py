@@ -1,5 +1,5 @@
-"""linear, lm_head and router_logits with dense weights: few tokens by skinny kernels, many by cuBLASLt where it is
-installed. Routers do without cuBLASLt: their matrices are small.
+"""linear, lm_head and router_logits with dense weights: few tokens by skinny kernels, up to 128 by wgmma on compute
+capability 9.0, many by cuBLASLt where it is installed. Routers do without cuBLASLt: their matrices are small.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from aethermind.dispatch import Kernel
 from aethermind_cuda.cublas import WORKSPACE_BYTES, DenseProduct
 from aethermind_cuda.kernels._common import BIAS_OF_LOGITS, cuda_kernel
 from aethermind_cuda.kernels._cublaslt import CUBLASLT, MIN_CUBLASLT_TOKENS, has_cublaslt
+from aethermind_cuda.kernels._dense_wgmma import dense_wgmma
 from aethermind_cuda.kernels._projection import Projection
 from aethermind_cuda.launch import Call, DeviceArray, Launch, Work
 
@@ -35,7 +36,9 @@ def dense_product(
 
 def _launches(is_invariant: bool) -> Callable[[Call], Iterator[Launch]]:
     def launches(call: Call) -> Iterator[Launch]:
-        yield _launch(*_arrays(call), is_invariant=is_invariant)
+        out, x, weight, bias = _arrays(call)
+        by_wgmma = None if is_invariant else dense_wgmma(out, x, [weight], bias, call.device)
+        yield by_wgmma or _launch(out, x, weight, bias, is_invariant=is_invariant)
 
     return launches
 
@@ -51,10 +54,12 @@ _without_cublaslt = _launches(is_invariant=False)
 
 
 def _products(call: Call) -> Iterator[Work]:
-    if call.outputs[0].shape[0] < MIN_CUBLASLT_TOKENS:
+    out, x, weight, bias = _arrays(call)
+    if out.shape[0] < MIN_CUBLASLT_TOKENS:
         yield from _without_cublaslt(call)
     else:
-        yield dense_product(*_arrays(call), call.workspace)
+        by_wgmma = dense_wgmma(out, x, [weight], bias, call.device)
+        yield by_wgmma or dense_product(out, x, weight, bias, call.workspace)
 
 
 def _own_kernels(operator: str) -> tuple[Kernel, Kernel]:

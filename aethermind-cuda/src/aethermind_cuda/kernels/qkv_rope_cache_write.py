@@ -14,7 +14,6 @@ from typing import Any
 from aethermind.dispatch import Kernel
 from aethermind.dispatch.kernel import Signature
 from aethermind.hal.memory import align_up
-from aethermind_cuda.cublas import DenseProduct
 from aethermind_cuda.kernels import float8, linear, quantized
 from aethermind_cuda.kernels._common import cuda_kernel, div_up
 from aethermind_cuda.kernels._cublaslt import CUBLASLT, MIN_CUBLASLT_TOKENS
@@ -89,11 +88,9 @@ def _launches(projection: Kernel) -> Callable[[Call], Iterator[Work]]:
     def launches(call: Call) -> Iterator[Work]:
         calls = _projections(call)
         num_tokens = call.outputs[0].shape[0]
-        product = (
-            _stacked_projection(calls, call.workspace) if is_cublaslt and num_tokens >= MIN_CUBLASLT_TOKENS else None
-        )
-        if product is not None:
-            yield product
+        stacked = _stacked_projection(calls, call) if is_cublaslt and num_tokens >= MIN_CUBLASLT_TOKENS else None
+        if stacked is not None:
+            yield stacked[0]
         elif num_tokens <= max_fused or projection.is_batch_invariant:
             yield project_fused(calls)
         elif call.inputs[0] is not None and takes_qkv_wgmma(projection, call.inputs[0], call.device):
@@ -104,19 +101,19 @@ def _launches(projection: Kernel) -> Callable[[Call], Iterator[Work]]:
             for projection_call in calls:
                 yield from project(projection_call)
         yield _epilogue(
-            call, [projection_call.outputs[0] for projection_call in calls], None if product is None else product.out
+            call, [projection_call.outputs[0] for projection_call in calls], None if stacked is None else stacked[1]
         )
 
     return launches
 
 
-def _stacked_projection(calls: Sequence[Call], workspace: int) -> DenseProduct | None:
+def _stacked_projection(calls: Sequence[Call], call: Call) -> tuple[Work, DeviceArray] | None:
     """Project q, k and v as columns of one matrix, where the three weights are adjacent."""
     inputs = [call.inputs for call in calls]
     x = inputs[0][0]
     assert x is not None
     weights = [weight for _, weight, _ in inputs if weight is not None]
-    return stacked_product(x, weights, [bias for *_, bias in inputs], workspace)
+    return stacked_product(x, weights, [bias for *_, bias in inputs], call.workspace, call.device)
 
 
 def _float8_projection(calls: Sequence[Call]) -> Iterator[Work]:

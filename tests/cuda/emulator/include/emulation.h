@@ -25,6 +25,7 @@
 #ifndef AETHER_LISTING
 #define __global__
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #endif
 
 extern thread_local unsigned char aether_dynamic_shared[];

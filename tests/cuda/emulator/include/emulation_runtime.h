@@ -71,4 +71,27 @@ void copy_async(void *destination, const void *source, int nbytes, int source_nb
 void commit_copies();
 void wait_for_copies(int pending_groups);
 
+// A matrix of 16-bit elements, of which tiles of `box_rows` rows of 128 bytes are copied: what a tensor map is here.
+struct TileMap {
+    uint64_t address;
+    int64_t num_rows;
+    int64_t num_columns;
+    int64_t row_bytes;
+    int box_rows;
+};
+
+// Barriers in shared memory (mbarrier), each for `count` threads and the bytes that are added when they arrive.
+void initialize_copy_barrier(void *barrier, int count);
+void arrive_at_copy_barrier(void *barrier, int num_bytes);
+void wait_at_copy_barrier(void *barrier, bool phase);
+
+// A tile in the 128-byte swizzle, with zeros outside of the matrix. It is there some time later, and until then nobody
+// may use where it goes to; its bytes complete on the barrier.
+void copy_tile(void *destination, const TileMap &map, int row, int column, void *barrier);
+
+// The blocks of a cluster run in turns, from one of its barriers to the next, and read what others had there.
+int cluster_rank();
+void synchronize_cluster();
+void read_of_rank(void *to, const void *shared, size_t nbytes, int rank);
+
 }  // namespace aether::emulation

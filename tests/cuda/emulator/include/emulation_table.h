@@ -39,9 +39,9 @@ struct Description<kKernel, void (*)(Parameters...)> {
 };
 
 template <auto kKernel>
-constexpr EmulatorKernel describe(const char *name, int max_threads) {
+constexpr EmulatorKernel describe(const char *name, int max_threads, int cluster) {
     using It = Description<kKernel>;
-    return {name, It::enter, It::count, It::sizes, It::alignments, It::kinds, max_threads};
+    return {name, It::enter, It::count, It::sizes, It::alignments, It::kinds, max_threads, cluster};
 }
 
 }  // namespace aether::emulation

@@ -3,6 +3,7 @@
 
 #include <link.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <numeric>
@@ -66,7 +67,11 @@ void place_threads(const EmulatorLaunch &request) {
     if (limit > 0 && launch.num_threads > limit) {
         fail("blocks of %d threads exceed its __launch_bounds__ of %d", launch.num_threads, limit);
     }
-    reserve_stacks(launch.num_threads);
+    const int cluster = request.kernel->cluster;
+    if (request.grid[0] % cluster != 0) fail("%u blocks are no multiple of a cluster of %d", request.grid[0], cluster);
+    launch.cluster.assign(cluster, Parked());
+    launch.tile_copies.clear();
+    reserve_stacks(launch.num_threads, cluster);
     launch.threads.resize(launch.num_threads);
     for (int i = 0; i < launch.num_threads; ++i) {
         const unsigned x = launch.block.x, y = launch.block.y, n = i;
@@ -75,16 +80,89 @@ void place_threads(const EmulatorLaunch &request) {
     }
 }
 
-void run_blocks() {
-    std::vector<uint32_t> order(static_cast<size_t>(launch.grid.x) * launch.grid.y * launch.grid.z);
+void begin_block(uint32_t number) {
+    const dim3 &grid = launch.grid;
+    launch.block_index = {number % grid.x, number / grid.x % grid.y, number / (grid.x * grid.y)};
+    for (Thread &thread : launch.threads) thread.stack = thread.number + launch.rank * launch.num_threads;
+    for (const SharedMemory &shared : launch.shared) {
+        memset(reinterpret_cast<void *>(shared.begin), kPoison, shared.end - shared.begin);
+    }
+    prepare_block();
+}
+
+void park(Parked &place) {
+    place.threads = std::move(launch.threads);
+    place.copy_barriers = std::move(launch.copy_barriers);
+    place.block_index = launch.block_index;
+    for (int i = 0; i < 2; ++i) {
+        const auto *begin = reinterpret_cast<const unsigned char *>(launch.shared[i].begin);
+        place.shared[i].assign(begin, begin + (launch.shared[i].end - launch.shared[i].begin));
+    }
+}
+
+void fetch(Parked &place) {
+    launch.threads = std::move(place.threads);
+    launch.copy_barriers = std::move(place.copy_barriers);
+    launch.block_index = place.block_index;
+    for (int i = 0; i < 2; ++i) {
+        memcpy(reinterpret_cast<void *>(launch.shared[i].begin), place.shared[i].data(), place.shared[i].size());
+    }
+    note_block_barrier();
+}
+
+bool have_ended(const std::vector<Thread> &threads) {
+    return std::all_of(threads.begin(), threads.end(),
+                       [](const Thread &thread) { return thread.state == State::kEnded; });
+}
+
+template <class T>
+void shuffle(std::vector<T> &items) {
+    for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[launch.draw(i)]);
+}
+
+// The blocks of a cluster in turns, each of them until its threads wait for the others.
+void run_cluster(uint32_t first, const std::vector<Thread> &threads) {
+    std::vector<int> order(launch.cluster.size());
     std::iota(order.begin(), order.end(), 0);
-    for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[launch.draw(i)]);
-    for (const uint32_t n : order) {
-        launch.block_index = {n % launch.grid.x, n / launch.grid.x % launch.grid.y, n / (launch.grid.x * launch.grid.y)};
-        for (const SharedMemory &shared : launch.shared) {
-            memset(reinterpret_cast<void *>(shared.begin), kPoison, shared.end - shared.begin);
+    launch.cluster.assign(launch.cluster.size(), Parked());
+    for (bool is_begun = false, is_over = false; !is_over; is_begun = true) {
+        shuffle(order);
+        std::vector<Parked> parked(order.size());  // at the next barrier; others read what a block had at this one
+        for (const int rank : order) {
+            launch.rank = rank;
+            if (is_begun) {
+                fetch(launch.cluster[rank]);
+            } else {
+                launch.threads = threads;
+                begin_block(first + rank);
+            }
+            run_block();
+            if (!launch.error.empty()) return;
+            launch.cluster[rank].has_ended = have_ended(launch.threads);
+            park(parked[rank]);
         }
-        run_block();
+        launch.cluster.swap(parked);
+        is_over = parked[0].has_ended;
+        for (const Parked &place : parked) {
+            if (place.has_ended != is_over) fail("a block of a cluster has ended, and another one waits for it");
+        }
+    }
+}
+
+void run_blocks() {
+    const size_t num_blocks = static_cast<size_t>(launch.grid.x) * launch.grid.y * launch.grid.z;
+    std::vector<uint32_t> order(num_blocks / launch.cluster.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = i * launch.cluster.size();
+    shuffle(order);
+    const std::vector<Thread> threads = launch.threads;
+    launch.rank = 0;
+    for (const uint32_t first : order) {
+        if (launch.cluster.size() == 1) {
+            begin_block(first);
+            run_block();
+        } else {
+            run_cluster(first, threads);
+        }
         if (!launch.error.empty()) return;
     }
 }

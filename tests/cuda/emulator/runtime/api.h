@@ -15,6 +15,7 @@ struct EmulatorKernel {
     const int *alignments;
     const char *kinds;  // p pointer, i integer, f float, s structure
     int max_threads;    // of __launch_bounds__, or 0
+    int cluster;        // blocks of __cluster_dims__
 };
 
 struct EmulatorLaunch {

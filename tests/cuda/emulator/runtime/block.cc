@@ -40,12 +40,12 @@ void fail(const char *format, ...) {
 int lane_id() { return launch.current->number % kWarpSize; }
 int warp_id() { return launch.current->number / kWarpSize; }
 
-namespace {
-
 void make_ready(Thread &thread) {
     thread.state = State::kReady;
     launch.ready.push_back(thread.number);
 }
+
+namespace {
 
 void thread_body() {
     launch.entry(launch.arguments);
@@ -65,6 +65,8 @@ std::string whereabouts(const Thread &thread) {
             return thread.barrier_id == 0 ? "waits at __syncthreads"
                                           : "waits at named barrier " + std::to_string(thread.barrier_id);
         case State::kAtWarpOperation: return std::string("waits at ") + thread.operation;
+        case State::kAtCopyBarrier: return "waits at a barrier in shared memory";
+        case State::kAtClusterBarrier: return "waits at the barrier of the cluster";
         case State::kReady: return "is ready";
     }
     return "";
@@ -76,6 +78,9 @@ bool is_at(const Thread &thread, const char *operation, unsigned mask) {
 
 bool is_awaited(const Thread &waiting, const Thread &other) {
     if (&waiting == &other) return false;
+    if (waiting.state == State::kAtCopyBarrier || waiting.state == State::kAtClusterBarrier) {
+        return other.state != waiting.state || other.copy_barrier != waiting.copy_barrier;
+    }
     if (waiting.state == State::kAtBarrier) {
         return other.state != State::kAtBarrier || other.barrier_id != waiting.barrier_id;
     }
@@ -169,17 +174,29 @@ void warp_operation(const char *name, unsigned mask, WarpOperation operation, La
     }
 }
 
-void run_block() {
+void prepare_block() {
     begin_block_races();
-    launch.ready.clear();
     for (Barrier &one : launch.barriers) one = Barrier();
+    launch.copy_barriers.clear();
     for (Thread &thread : launch.threads) {
         thread.open_copies.clear();
         thread.copy_groups.clear();
         prepare_fiber(thread, thread_body);
-        make_ready(thread);
+        thread.state = State::kReady;
     }
-    while (!launch.ready.empty() && launch.error.empty()) {
+}
+
+void run_block() {
+    launch.ready.clear();
+    for (Thread &thread : launch.threads) {
+        if (thread.state == State::kReady || thread.state == State::kAtClusterBarrier) make_ready(thread);
+    }
+    while (launch.error.empty() && (!launch.ready.empty() || !launch.tile_copies.empty())) {
+        const bool is_copied = !launch.tile_copies.empty() && (launch.ready.empty() || launch.draw(64) == 0);
+        if (is_copied) {
+            finish_a_tile_copy();
+            continue;
+        }
         const size_t chosen = launch.draw(launch.ready.size());
         const int number = launch.ready[chosen];
         launch.ready[chosen] = launch.ready.back();
@@ -190,7 +207,7 @@ void run_block() {
     }
     if (!launch.error.empty()) return;
     for (const Thread &thread : launch.threads) {
-        if (thread.state != State::kEnded) return report_divergence();
+        if (thread.state != State::kEnded && thread.state != State::kAtClusterBarrier) return report_divergence();
     }
     launch.current = nullptr;
 }

@@ -13,6 +13,8 @@ namespace {
 
 constexpr size_t kStackBytes = 128 * 1024;
 constexpr int kMaxThreads = 1024;
+constexpr int kMaxBlocks = 16;  // of a cluster
+constexpr size_t kStacks = kMaxThreads * kMaxBlocks;
 
 // Stacks that begin at the same offset of a page would all compete for the same lines of the cache.
 constexpr size_t kColourBytes = 192;
@@ -26,12 +28,15 @@ char *top_of_stack(int number) {
 
 }  // namespace
 
-void reserve_stacks(int num_threads) {
+void reserve_stacks(int num_threads, int num_blocks) {
+    if (num_blocks > kMaxBlocks) {
+        fail("a cluster of %d blocks is more than the %d that a device takes", num_blocks, kMaxBlocks);
+    }
     if (num_threads > kMaxThreads) {
         fail("a block of %d threads is more than the %d that a device takes", num_threads, kMaxThreads);
     }
     if (stacks == nullptr) {
-        void *memory = mmap(nullptr, kMaxThreads * kStackBytes, PROT_READ | PROT_WRITE,
+        void *memory = mmap(nullptr, kStacks * kStackBytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         stacks = static_cast<char *>(memory);
     }
@@ -39,7 +44,7 @@ void reserve_stacks(int num_threads) {
 
 bool is_fiber_stack(uintptr_t address) {
     const auto begin = reinterpret_cast<uintptr_t>(stacks);
-    return address >= begin && address < begin + kMaxThreads * kStackBytes;
+    return address >= begin && address < begin + kStacks * kStackBytes;
 }
 
 #if defined(__x86_64__)
@@ -70,7 +75,7 @@ aether_switch:
 extern "C" void aether_switch(void **save, void *restore);
 
 void prepare_fiber(Thread &thread, void (*body)()) {
-    auto top = reinterpret_cast<uintptr_t>(top_of_stack(thread.number)) & ~uintptr_t{15};
+    auto top = reinterpret_cast<uintptr_t>(top_of_stack(thread.stack)) & ~uintptr_t{15};
     auto *frame = reinterpret_cast<void **>(top) - 8;
     for (int i = 0; i < 6; ++i) frame[i] = nullptr;
     frame[6] = reinterpret_cast<void *>(body);  // where `ret` goes, with the stack aligned as after a call
@@ -90,16 +95,16 @@ std::map<int, ucontext_t> contexts;
 }  // namespace
 
 void prepare_fiber(Thread &thread, void (*body)()) {
-    ucontext_t &context = contexts[thread.number];
+    ucontext_t &context = contexts[thread.stack];
     getcontext(&context);
-    context.uc_stack.ss_sp = stacks + thread.number * kStackBytes;
-    context.uc_stack.ss_size = top_of_stack(thread.number) - static_cast<char *>(context.uc_stack.ss_sp);
+    context.uc_stack.ss_sp = stacks + thread.stack * kStackBytes;
+    context.uc_stack.ss_size = top_of_stack(thread.stack) - static_cast<char *>(context.uc_stack.ss_sp);
     makecontext(&context, body, 0);
 }
 
-void switch_to(Thread &thread) { swapcontext(&scheduler, &contexts[thread.number]); }
+void switch_to(Thread &thread) { swapcontext(&scheduler, &contexts[thread.stack]); }
 
-void leave_fiber() { swapcontext(&contexts[launch.current->number], &scheduler); }
+void leave_fiber() { swapcontext(&contexts[launch.current->stack], &scheduler); }
 
 #endif
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -18,14 +19,16 @@ struct Copy {
     int source_nbytes;
 };
 
-enum class State : uint8_t { kReady, kAtBarrier, kAtWarpOperation, kEnded };
+enum class State : uint8_t { kReady, kAtBarrier, kAtWarpOperation, kAtCopyBarrier, kAtClusterBarrier, kEnded };
 
 struct Thread {
     void *stack_pointer = nullptr;
     uint3 index{};
     int number = 0;
+    int stack = 0;
     State state = State::kReady;
     int barrier_id = 0;
+    uintptr_t copy_barrier = 0;
     const char *operation = nullptr;
     unsigned mask = 0;
     LaneOperands operands{};
@@ -42,11 +45,39 @@ struct Barrier {
 
 constexpr int kNumBarriers = 16;
 
+// A barrier in shared memory (mbarrier).
+struct CopyBarrier {
+    int count = 0;
+    int num_pending = 0;
+    int64_t num_bytes = 0;  // that its phase waits for; below zero where they came before they were expected
+    bool phase = false;
+};
+
+// A tile on its way to shared memory.
+struct TileCopy {
+    unsigned char *destination;
+    uintptr_t barrier;
+    const unsigned char *source;
+    int64_t pitch;  // bytes between rows of the source
+    int num_rows;
+    int rows_there;  // those inside of the matrix, and the bytes of each
+    int bytes_there;
+};
+
 // The memory that the threads of a block share: statically declared arrays, and what the launch asked for beside them.
 struct SharedMemory {
     uintptr_t begin = 0;
     uintptr_t end = 0;
     bool contains(uintptr_t address) const { return address >= begin && address < end; }
+};
+
+// What a block of a cluster leaves behind while another one runs.
+struct Parked {
+    std::vector<Thread> threads;
+    std::vector<unsigned char> shared[2];
+    std::map<uintptr_t, CopyBarrier> copy_barriers;
+    uint3 block_index{};
+    bool has_ended = false;
 };
 
 struct Launch {
@@ -60,6 +91,10 @@ struct Launch {
     bool is_in_operation = false;  // what stands for an instruction runs, whose own memory is no business of a kernel's
     std::vector<Thread> threads;
     std::vector<int> ready;
+    std::map<uintptr_t, CopyBarrier> copy_barriers;
+    std::vector<TileCopy> tile_copies;
+    std::vector<Parked> cluster;
+    int rank = 0;  // of the block in it
     Barrier barriers[kNumBarriers];
     Thread *current = nullptr;
     void *scheduler_stack_pointer = nullptr;
@@ -80,12 +115,17 @@ void prepare_fiber(Thread &thread, void (*body)());
 void switch_to(Thread &thread);
 void leave_fiber();
 bool is_fiber_stack(uintptr_t address);
-void reserve_stacks(int num_threads);
+void reserve_stacks(int num_threads, int num_blocks);
 
 // block.cc
-void run_block();
+void prepare_block();
+void run_block();  // until its threads have ended or wait for the cluster
+void make_ready(Thread &thread);
 void wait_in(State state);
 std::string name_of(const Thread &thread);
+
+// tile_copies.cc
+void finish_a_tile_copy();
 
 // races.cc
 void begin_block_races();
