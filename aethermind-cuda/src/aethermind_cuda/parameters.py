@@ -98,7 +98,7 @@ class Parameters:
         for offset, pointer in pointers:
             pack_into("Q", copy._block, offset, pointer)
         for offset, encoded in maps:
-            copy._block[offset : offset + len(encoded)] = encoded
+            pack_into(f"{len(encoded)}s", copy._block, offset, encoded)
         return copy
 
 
