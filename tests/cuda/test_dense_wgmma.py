@@ -24,7 +24,7 @@ from aethermind_cuda.kernels._dense_wgmma import dense_wgmma
 from aethermind_cuda.launch import DeviceArray, DeviceFacts, Launch
 from aethermind_cuda.library import Cubins
 
-H200 = DeviceFacts((9, 0), 132, 227 << 10)
+H200 = DeviceFacts((9, 0), 132, 227 << 10, allows_experimental=True)
 GATE_UP = next(kernel for kernel in gate_up_silu.KERNELS if kernel.name == "cuda")
 LINEAR = next(kernel for kernel in linear.KERNELS if kernel.name == "cuda")
 LM_HEAD = next(kernel for kernel in linear.KERNELS if (kernel.operator, kernel.name) == ("lm_head", "cuda"))
@@ -143,5 +143,6 @@ def test_what_other_kernels_compute() -> None:
         product(64, 256, 256, bias_dtype=DType.FLOAT32),
         product(64, 256, 256, dtype=DType.FLOAT32),
         product(64, 256, 256, device=H200._replace(compute_capability=(10, 0))),
+        product(64, 256, 256, device=H200._replace(allows_experimental=False)),
     ):
         assert refused is None

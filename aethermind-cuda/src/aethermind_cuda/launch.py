@@ -78,11 +78,19 @@ class TensorMap(NamedTuple):
 
 
 class DeviceFacts(NamedTuple):
-    """Device properties that launches depend on; `shared_bytes` is the limit of dynamic shared memory per block."""
+    """Device properties that launches depend on.
+
+    Attributes:
+        compute_capability: major and minor number.
+        num_multiprocessors: multiprocessors.
+        shared_bytes: the limit of dynamic shared memory per block.
+        allows_experimental: whether kernels are used that have run on the emulator only (`devices.EXPERIMENTAL`).
+    """
 
     compute_capability: tuple[int, int]
     num_multiprocessors: int
     shared_bytes: int
+    allows_experimental: bool = False
 
 
 class Call(NamedTuple):

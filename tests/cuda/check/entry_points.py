@@ -1,6 +1,6 @@
 """The fewest samples of the conformance kit that launch every entry point: what a sanitizer has time for.
 
-Which sample launches what is found out over a driver that computes nothing.
+Which sample launches what is found out over a driver that computes nothing, of GPUs like the first one here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tests.cuda.check.machine import target
 from tests.cuda.check.records import CaseLog
+from tests.cuda.fake_gpus import ATTRIBUTES
 from tests.cuda.host_driver import HostDriver, fake_cubins
 
 from aethermind import Runtime
@@ -66,17 +68,19 @@ def covering_cases(runtime: Runtime) -> Iterator[tuple[KernelCase, frozenset[str
 
 
 def _cubins(folder: Path) -> Cubins:
-    return fake_cubins(folder, [source.stem for source in SOURCES.glob("*.cu")])
+    return fake_cubins(folder, [source.stem for source in SOURCES.glob("*.cu")], (target(),))
 
 
 def main() -> int:
     """Run them on the card."""
     log = CaseLog.of_environment(sys.argv[1])
     runtime = Runtime.boot()
-    chosen = list(covering_cases(runtime))
     begun = log.begun()
     opened = runtime.open_device("cuda")
-    for case, entries in chosen:
+    backend = opened.backend
+    assert isinstance(backend, CudaBackend)
+    ATTRIBUTES.update({number: backend._driver.device_attribute(0, number) for number in ATTRIBUTES})
+    for case, entries in covering_cases(runtime):
         if str(case) not in begun:
             with log.case(str(case)) as facts:
                 facts["entry points"] = len(entries)

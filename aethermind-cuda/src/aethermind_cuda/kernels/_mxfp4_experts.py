@@ -127,7 +127,8 @@ def mxfp4_products(
 def _takes_wgmma(x: DeviceArray, ids: DeviceArray, num_outputs: int, num_experts: int, device: DeviceFacts) -> bool:
     """Whether tiles by wgmma are the fastest. bfloat16 holds all elements times their scales; float16 does not."""
     return (
-        device.compute_capability == _CAPABILITY
+        device.allows_experimental
+        and device.compute_capability == _CAPABILITY
         and x.dtype is DType.BFLOAT16
         and _EXPERTS_PER_PAIR * ids.size > num_experts
         and not x.shape[-1] % _DEPTH

@@ -127,7 +127,8 @@ def quantized_expert_products(
 
 def _takes_wgmma(x: DeviceArray, ids: DeviceArray, num_outputs: int, num_experts: int, device: DeviceFacts) -> bool:
     return (
-        device.compute_capability == _CAPABILITY
+        device.allows_experimental
+        and device.compute_capability == _CAPABILITY
         and not is_few_pairs(ids, num_experts)
         and not (x.address | x.shape[-1] * x.dtype.itemsize) % _WORD_BYTES
         and x.nbytes < _MAX_INPUT_BYTES
