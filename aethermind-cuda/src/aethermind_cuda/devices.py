@@ -11,7 +11,7 @@ from aethermind.hal.device import CountedDevices, DeviceProperties
 from aethermind_cuda.driver import Driver
 from aethermind_cuda.launch import DeviceFacts
 
-__all__ = ["EXPERIMENTAL", "Context", "CudaDevices"]
+__all__ = ["Context", "CudaDevices", "EXPERIMENTAL"]
 
 EXPERIMENTAL = "AETHERMIND_CUDA_EXPERIMENTAL"
 """The environment variable that, with the value 1, allows kernels that have run on the emulator only."""
