@@ -133,6 +133,7 @@ class _Row:
             return "no"
         parts = [f"`{found.reasoning[0]}`"] if found.reasoning else []
         parts += [f"`{found.tool_call[0]}`"] if found.tool_call else []
+        parts += ["harmony"] if found.is_harmony else []
         parts += ["bare JSON"] if found.has_bare_calls else []
         return ", ".join(parts) or "no"
 

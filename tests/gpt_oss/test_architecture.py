@@ -23,7 +23,6 @@ from aethermind.errors import ConfigError
 from aethermind.model import Paged, Window
 from aethermind.testing.families import ModelCase
 from aethermind.testing.families.transformers_reference import outputs_of, pretrained
-from aethermind.text.answer_parser import AnswerParser, Content, Reasoning
 from aethermind_gpt_oss.architecture import GPT_OSS
 from aethermind_gpt_oss.conformance import CASES
 
@@ -156,16 +155,6 @@ def test_an_empty_config_means_what_transformers_takes_it_for() -> None:
     assert model.config.rope.theta == theirs.rope_parameters["rope_theta"]
     assert model.config.rope.truncate is theirs.rope_parameters["truncate"] is False
     assert model.config.rope.max_positions == theirs.max_position_embeddings
-
-
-def test_thoughts_are_separated_from_the_answer(runtime: Runtime) -> None:
-    format = runtime.answer_formats.find("GptOssForCausalLM")
-    assert format is not None
-    parser = AnswerParser(format)
-    texts = ("ana", "lysisThe user greets", " me.assis", "tantfinalHello, final", " words.")
-    parts = [*(part for text in texts for part in parser.push(text)), *parser.finish()]
-    assert "".join(part.text for part in parts if isinstance(part, Reasoning)) == "The user greets me."
-    assert "".join(part.text for part in parts if isinstance(part, Content)) == "Hello, final words."
 
 
 def test_every_second_layer_has_a_window() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from aethermind import Runtime
-from aethermind.text.answer_parser import AnswerParser, Content, ToolCall
+from aethermind.text.answer_parser import AnswerParser
+from aethermind.text.answer_parts import Content, ToolCall
 
 ROME = '{"city": "Rome"}'
 

@@ -21,7 +21,8 @@ from aethermind.errors import TokenizerError
 from aethermind.server.openai.chat import ChatMessage, ChatRequest
 from aethermind.server.openai.chat_response import ChatOutputParser
 from aethermind.server.openai.tools import RequiredCallParser, Tool, ToolChoice, call_constraint
-from aethermind.text.answer_parser import AnswerFormat, Content, Reasoning, ToolCall
+from aethermind.text.answer_parser import AnswerFormat
+from aethermind.text.answer_parts import Content, Reasoning, ToolCall
 
 TOOLS = [
     {

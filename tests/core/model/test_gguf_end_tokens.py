@@ -24,10 +24,14 @@ TYPES = [3, 1, 3, 3, 1, 4]
         ({"tokens": None}, []),
         ({"eos": 3, "token_type": None}, [3]),
         ({"eos": 3, "token_type": [3]}, [3, 0]),
+        ({"tokens": ["<|return|>", "", "<|end|>", "<|call|>"]}, [0, 3]),
+        ({"tokens": ["", "", "<|end|>"]}, [2]),
     ],
 )
 def test_ends(tmp_path: Path, keys: dict[str, Any], expected: list[int]) -> None:
-    """The second token is a word of the vocabulary, the last one a text that users may write."""
+    """In the vocabulary of gpt-oss `<|end|>` ends a message, not the answer.
+
+    The second token is a word of the vocabulary, the last one a text that users may write."""
     writer = gguf.GGUFWriter(tmp_path / "ends.gguf", "llama")
     for name, value in {"tokens": TOKENS, "token_type": TYPES, **keys}.items():
         if isinstance(value, int):

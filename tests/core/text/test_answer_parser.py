@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aethermind.text.answer_parser import AnswerFormat, AnswerParser, Content, Reasoning, ToolCall
+from aethermind.text.answer_parser import AnswerFormat, AnswerParser
+from aethermind.text.answer_parts import Content, Reasoning, ToolCall
 
 FORMAT = AnswerFormat(reasoning=("<think>", "</think>"), tool_call=("<tool_call>", "</tool_call>"))
 
@@ -136,7 +137,8 @@ def test_what_cannot_be_a_bare_call_is_told_as_it_comes() -> None:
 
 def test_a_model_whose_tokens_are_tags_thinks_whatever_its_architecture() -> None:
     def tokenizer(*tokens: str) -> Any:
-        return SimpleNamespace(token_to_id={token: place for place, token in enumerate(tokens)}.get)
+        ids = {token: place for place, token in enumerate(tokens)}
+        return SimpleNamespace(token_to_id=ids.get, chat_templates={}, special_token_ids=frozenset())
 
     assert BARE.for_tokens(tokenizer("<think>", "</think>")).reasoning == ("<think>", "</think>")
     assert BARE.for_tokens(tokenizer("<think>")).reasoning is None

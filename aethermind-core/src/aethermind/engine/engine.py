@@ -259,7 +259,9 @@ class Engine(ThreadSafeEngine):
             requests.append(request)
         self._set_virtual_arrival(requests)
         builders = {
-            request.request_id: OutputBuilder(request, prompt, self.tokenizer, index, is_chat=is_chat)
+            request.request_id: OutputBuilder(
+                request, prompt, self.tokenizer, index, is_chat=is_chat, visible_token_ids=options.visible_token_ids
+            )
             for index, request in enumerate(requests)
         }
         for builder in builders.values():

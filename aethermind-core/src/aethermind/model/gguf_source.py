@@ -395,16 +395,21 @@ _END_TEXTS = frozenset(
         "<EOT>",
         "<end_of_turn>",
         "<eos>",
+        "<|call|>",
         "<|end_of_text|>",
         "<|end|>",
         "<|endoftext|>",
         "<|eom_id|>",
         "<|eot_id|>",
         "<|im_end|>",
+        "<|return|>",
         "<｜end▁of▁sentence｜>",
     }
 )
 """Texts of control tokens that models write only at the end of a text or a turn."""
+
+_END_OF_ANSWER, _END_OF_MESSAGE = "<|return|>", "<|end|>"
+"""In the vocabulary of gpt-oss the second ends a message, of which an answer has several. Elsewhere it ends a turn."""
 
 
 def end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
@@ -418,5 +423,7 @@ def end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
     if not isinstance(tokens, GgufStrings) or not isinstance(types, np.ndarray):  # the file has no tokenizer
         return in_metadata
     control = np.flatnonzero(types[: len(tokens)] == CONTROL).tolist()
-    by_text = (token_id for token_id, text in zip(control, tokens.select(control), strict=True) if text in _END_TEXTS)
+    texts = list(tokens.select(control))
+    end_texts = _END_TEXTS - {_END_OF_MESSAGE} if _END_OF_ANSWER in texts else _END_TEXTS
+    by_text = (token_id for token_id, text in zip(control, texts, strict=True) if text in end_texts)
     return list(dict.fromkeys([*in_metadata, *by_text]))

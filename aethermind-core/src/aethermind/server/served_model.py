@@ -67,6 +67,12 @@ class ServedModel:
         variables_read(source)  # compiles the template, so that a syntax error is found at start
         return replace(self, tokenizer=self.tokenizer.with_chat_template(source))
 
+    @property
+    def visible_token_ids(self) -> tuple[int, ...]:
+        """The special tokens that the parser of answers needs in their text."""
+        ids = (self.tokenizer.token_to_id(token) for token in self.answer_format.control_tokens)
+        return tuple(token_id for token_id in ids if token_id is not None)
+
     @classmethod
     def of(cls, name: str, llm: LLM, engine: EngineClient) -> ServedModel:
         """A loaded model that `engine` runs in this process."""

@@ -8,19 +8,24 @@ tag is held back until more text decides, so the parts do not depend on how the 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from aethermind.text.answer_parts import AnswerPart, Content, PartParser, Reasoning, ToolCall
+from aethermind.text.harmony import HARMONY_TOKENS, HarmonyParser, opens_reasoning
 from aethermind.text.tool_call_json import TaggedCall, overlap, read_calls
 
 if TYPE_CHECKING:
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["AnswerFormat", "AnswerParser", "Content", "Reasoning", "ToolCall"]
+__all__ = ["AnswerFormat", "AnswerParser", "AnswerPart", "Content", "Reasoning", "ToolCall", "new_parser"]
 
 _THINK_TAGS = ("<think>", "</think>")
+
+_HARMONY_MARK = "<|channel|>analysis<|message|>"
+"""Text in all chat templates of harmony."""
 
 _BARE_CALL = re.compile(r'(?:\[\s*)?\{\s*"')
 _BARE_CALL_PREFIX = re.compile(r"(?:\[\s*)?(?:\{\s*)?")
@@ -37,41 +42,39 @@ class AnswerFormat:
     reasoning: tuple[str, str] | None = None
     tool_call: tuple[str, str] | None = None
     has_bare_calls: bool = False
+    is_harmony: bool = False
+    """Whether answers are messages in channels, as those of gpt-oss (see `text.harmony`)."""
+    control_tokens: tuple[str, ...] = ()
+    """The tags that are special tokens of the model. The parser needs them in the text; content never has them."""
 
     def for_tokens(self, tokenizer: Tokenizer) -> AnswerFormat:
-        """Return the format of a model with this tokenizer, with reasoning tags if its vocabulary has them.
+        """Return the format of a model with this tokenizer.
 
+        It has reasoning tags if the vocabulary has them, and is harmony if the chat template writes that.
         Models of any architecture can be trained to reason, such as DeepSeek's distillations to Qwen2 and Llama.
         """
+        if self.is_harmony or any(_HARMONY_MARK in source for source in tokenizer.chat_templates.values()):
+            return replace(self, is_harmony=True, control_tokens=_special_tokens(HARMONY_TOKENS, tokenizer))
         has_think_tags = all(tokenizer.token_to_id(tag) is not None for tag in _THINK_TAGS)
         return replace(self, reasoning=_THINK_TAGS) if self.reasoning is None and has_think_tags else self
 
     def is_thinking(self, prompt: str) -> bool:
         """Whether an answer begins with reasoning, because the prompt ends with the opening tag."""
+        if self.is_harmony:
+            return opens_reasoning(prompt)
         return self.reasoning is not None and prompt.rstrip().endswith(self.reasoning[0])
 
 
-class Content(NamedTuple):
-    """Text of the answer for the user."""
-
-    text: str
-
-
-class Reasoning(NamedTuple):
-    """Text of the model's reasoning (thinking), which precedes the content."""
-
-    text: str
+def new_parser(format: AnswerFormat, *, is_thinking: bool = False, functions: Collection[str] = ()) -> PartParser:
+    """Return a parser of one answer in this format; the arguments are those of `AnswerParser`."""
+    if format.is_harmony:
+        return HarmonyParser(is_thinking=is_thinking, functions=functions)
+    return AnswerParser(format, is_thinking=is_thinking, functions=functions)
 
 
-class ToolCall(NamedTuple):
-    """A function to call: the index of the call in the answer, the function's name, its arguments as JSON text."""
-
-    call_index: int
-    name: str
-    arguments: str
-
-
-AnswerPart = Content | Reasoning | ToolCall
+def _special_tokens(tags: Iterable[str], tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Return the tags that are special tokens."""
+    return tuple(tag for tag in tags if tokenizer.token_to_id(tag) in tokenizer.special_token_ids)
 
 
 class _Section(Enum):

@@ -11,7 +11,7 @@ space of the first token of a sequence, and the first token of an answer is not 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from aethermind.text.tokenizer import Tokenizer
@@ -24,9 +24,21 @@ _REPLACEMENT = "\ufffd"
 class Detokenizer:
     """Decodes the tokens of one sequence incrementally. Mutable: one per sequence."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, before: Sequence[int] = ()) -> None:
-        """Begin a text after the tokens `before`; special tokens add nothing with `skip_special_tokens`."""
-        self._skipped_ids = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        visible_token_ids: Collection[int] = (),
+        before: Sequence[int] = (),
+    ) -> None:
+        """Begin a text after the tokens `before`.
+
+        Special tokens but `visible_token_ids` add nothing with `skip_special_tokens`.
+        """
+        self._skipped_ids = tokenizer.special_token_ids.difference(visible_token_ids)
+        if not skip_special_tokens:
+            self._skipped_ids = frozenset()
         self._decoder: _IncrementalDecoder = (
             _ByteDecoder(tokenizer) if tokenizer.is_byte_level else _WindowDecoder(tokenizer, before)
         )

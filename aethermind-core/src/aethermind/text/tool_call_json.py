@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 
-__all__ = ["TaggedCall", "overlap", "read_calls"]
+__all__ = ["TaggedCall", "as_arguments", "overlap", "read_calls"]
 
 _OBJECT_START = re.compile(r'[ \t\n\r]*\{[ \t\n\r]*(?:(?=")|(\})[ \t\n\r]*)')
 _COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
@@ -62,11 +62,24 @@ def _call(text: str) -> tuple[str, str]:
             raise ValueError("the call has members that are not arguments")
         arguments = "{}"
     if _is_string(arguments):
-        arguments = json.loads(arguments).strip()
-    if arguments in ("", "null"):
-        return json.loads(name), "{}"
-    _members(arguments)  # ValueError unless it is an object
-    return json.loads(name), arguments
+        arguments = json.loads(arguments)
+    return json.loads(name), _checked_arguments(arguments)
+
+
+def as_arguments(text: str) -> str | None:
+    """Return a text as the arguments of a call, `{}` for an empty text and null; None unless it is a JSON object."""
+    try:
+        return _checked_arguments(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _checked_arguments(text: str) -> str:
+    text = text.strip()
+    if text in ("", "null"):
+        return "{}"
+    _members(text)  # ValueError unless it is an object
+    return text
 
 
 def _members(text: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from aethermind.text.detokenizer import Detokenizer, last_text_token
 from aethermind.text.stop_strings import StopChecker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from aethermind.engine.requests.output import TokenLogprobs
     from aethermind.engine.requests.request import Request
@@ -173,11 +173,19 @@ class OutputBuilder:
     )
 
     def __init__(
-        self, request: Request, prompt: str | None, tokenizer: Tokenizer, index: int = 0, *, is_chat: bool = False
+        self,
+        request: Request,
+        prompt: str | None,
+        tokenizer: Tokenizer,
+        index: int = 0,
+        *,
+        is_chat: bool = False,
+        visible_token_ids: Collection[int] = (),
     ) -> None:
         """`prompt` is the text of the prompt, `index` the index of the completion among those of its prompt.
 
-        With `is_chat` the completion is a message of its own; otherwise it continues the text of the prompt.
+        With `is_chat` the completion is a message of its own; otherwise it continues the text of the prompt. Its text
+        has the special tokens `visible_token_ids` and no others.
         """
         self.request = request
         self.request_id = request.request_id
@@ -190,7 +198,7 @@ class OutputBuilder:
         self._tokenizer = tokenizer
         before = _preceding_token_ids(request, tokenizer, is_chat=is_chat)
         self._has_text = last_text_token(tokenizer, before) is not None
-        self._detokenizer = Detokenizer(tokenizer, before=before)
+        self._detokenizer = Detokenizer(tokenizer, visible_token_ids=visible_token_ids, before=before)
         self._stop = StopChecker(request.params.stop) if request.params.stop else None
         self._text = ""
         self._logprobs: list[dict[int, Logprob]] = []

@@ -43,6 +43,8 @@ class RequestOptions:
     """The user or key that the request belongs to; counts under the policy `fair`."""
     adapter: str = ""
     """The name of the LoRA adapter to use; empty for none."""
+    visible_token_ids: tuple[int, ...] = ()
+    """Special tokens that are part of the output's text, such as tags of tool calls; all others are left out."""
 
     def __post_init__(self) -> None:
         if isinstance(self.priority, bool) or not isinstance(self.priority, int) or abs(self.priority) > 2**31:

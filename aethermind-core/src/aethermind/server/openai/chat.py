@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -24,7 +25,9 @@ from aethermind.text.chat_template import tests_null_content, variables_read
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aethermind.engine.requests.request import RequestOptions
     from aethermind.sampling.params import SamplingParams
+    from aethermind.server.access import Tenant
     from aethermind.server.openai.unknown_fields import IgnoredFields
     from aethermind.server.served_model import ServedModel
 
@@ -139,6 +142,9 @@ class ChatRequest(SamplingFields):
                     param=field,
                 )
             ignored.warn_once(f"{field}.{name}" if field != name else name, read)
+
+    def options(self, tenant: Tenant, model: ServedModel) -> RequestOptions:
+        return replace(super().options(tenant, model), visible_token_ids=model.visible_token_ids)
 
     @property
     def requested_max_tokens(self) -> int | None:

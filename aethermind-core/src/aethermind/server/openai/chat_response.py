@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from aethermind.server.generation import PromptState, ResponseBuilder, response_id, token_usage
 from aethermind.server.openai.tools import RequiredCallParser, delta_of
 from aethermind.server.sse import TextEvents
-from aethermind.text.answer_parser import AnswerParser, Content, ToolCall
+from aethermind.text.answer_parser import new_parser
+from aethermind.text.answer_parts import Content, ToolCall
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from aethermind.server.openai.chat import ChatRequest
     from aethermind.server.served_model import ServedModel
     from aethermind.server.sse import Event
-    from aethermind.text.answer_parser import AnswerFormat, AnswerPart
+    from aethermind.text.answer_parser import AnswerFormat
+    from aethermind.text.answer_parts import AnswerPart, PartParser
     from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["ChatOutputParser", "ChatResponseBuilder", "token_logprobs"]
@@ -35,7 +37,7 @@ class ChatOutputParser:
 
     def __init__(self, request: ChatRequest, format: AnswerFormat, prompt: str) -> None:
         is_call = request.callable_tools and request.requires_call
-        self._parser = RequiredCallParser() if is_call else _output_parser(request, format, prompt)
+        self._parser: PartParser = RequiredCallParser() if is_call else _output_parser(request, format, prompt)
         self._max_calls = 1 if request.parallel_tool_calls is False else None
         self._num_calls = 0
 
@@ -55,12 +57,12 @@ class ChatOutputParser:
         return "tool_calls" if finish_reason == "stop" and self._num_calls else finish_reason
 
 
-def _output_parser(request: ChatRequest, format: AnswerFormat, prompt: str) -> AnswerParser:
+def _output_parser(request: ChatRequest, format: AnswerFormat, prompt: str) -> PartParser:
     functions = [tool.function.name for tool in request.callable_tools]
     if not functions:
         format = replace(format, tool_call=None)
     is_thinking = format.is_thinking(prompt) and not request.is_constrained
-    return AnswerParser(format, is_thinking=is_thinking, functions=functions)
+    return new_parser(format, is_thinking=is_thinking, functions=functions)
 
 
 def token_logprobs(

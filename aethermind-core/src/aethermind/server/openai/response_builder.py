@@ -12,7 +12,7 @@ from aethermind.server.generation import PromptState, ResponseBuilder, response_
 from aethermind.server.openai.chat_response import ChatOutputParser, token_logprobs
 from aethermind.server.openai.tools import call_id
 from aethermind.server.sse import NAMED
-from aethermind.text.answer_parser import Content, Reasoning, ToolCall
+from aethermind.text.answer_parts import Content, Reasoning, ToolCall
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aethermind.server.openai.errors import ApiError
     from aethermind.server.openai.responses import ResponseGenerationParams, ResponseRequest
     from aethermind.server.served_model import ServedModel
-    from aethermind.text.answer_parser import AnswerPart
+    from aethermind.text.answer_parts import AnswerPart
 
 __all__ = ["ResponseObjectBuilder"]
 

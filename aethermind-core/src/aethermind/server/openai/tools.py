@@ -14,7 +14,7 @@ from aethermind.sampling.json_schemas import rewritten
 from aethermind.sampling.params import StructuredOutputs
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
-from aethermind.text.answer_parser import Content, Reasoning, ToolCall
+from aethermind.text.answer_parts import Content, Reasoning, ToolCall
 from aethermind.text.tool_call_json import read_calls
 
 __all__ = ["RequestToolCall", "RequiredCallParser", "Tool", "ToolChoice", "call_constraint", "call_id", "delta_of"]
