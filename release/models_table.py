@@ -132,9 +132,9 @@ class _Row:
         if found is None:
             return "no"
         parts = [f"`{found.reasoning[0]}`"] if found.reasoning else []
-        parts += [f"`{found.tool_call[0]}`"] if found.tool_call else []
+        parts += [f"`{syntax.opening}`" for syntax in found.tool_calls]
         parts += ["harmony"] if found.is_harmony else []
-        parts += ["bare JSON"] if found.has_bare_calls else []
+        parts += ["bare calls"] if found.has_bare_calls else []
         return ", ".join(parts) or "no"
 
     def __str__(self) -> str:

@@ -16,7 +16,7 @@ from aethermind.server.openai.chat import ChatMessage, ChatRequest
 from aethermind.server.openai.chat_response import ChatResponseBuilder
 from aethermind.server.openai.completions import CompletionRequest, CompletionResponseBuilder
 from aethermind.server.sse import NAMED, UNNAMED, Framing, TextEvents
-from aethermind.text.answer_parser import AnswerFormat
+from aethermind.text.answer_format import AnswerFormat
 
 MODEL: Any = SimpleNamespace(name='a "model" of {text}', answer_format=AnswerFormat(), tokenizer=None)
 TEXTS = st.text() | st.sampled_from(['"', "\\", "\n\r\t", "\x00\x1f\x7f", "\u2028\u2029", "🦊", "</script>"])

@@ -21,7 +21,7 @@ from aethermind.errors import TokenizerError
 from aethermind.server.openai.chat import ChatMessage, ChatRequest
 from aethermind.server.openai.chat_response import ChatOutputParser
 from aethermind.server.openai.tools import RequiredCallParser, Tool, ToolChoice, call_constraint
-from aethermind.text.answer_parser import AnswerFormat
+from aethermind.text.answer_format import AnswerFormat
 from aethermind.text.answer_parts import Content, Reasoning, ToolCall
 
 TOOLS = [

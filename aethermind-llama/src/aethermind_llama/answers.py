@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from aethermind.text import AnswerFormat
+from aethermind.text.answer_format import HERMES_CALLS, MISTRAL_CALLS, PHI_CALLS, PYTHON_TAG_CALLS
 
-LLAMA = AnswerFormat(tool_call=("<tool_call>", "</tool_call>"), has_bare_calls=True)
-"""Llama 3 writes the JSON of a call without tags; models fine-tuned on Hermes data write tags around it."""
+LLAMA = AnswerFormat(tool_calls=(HERMES_CALLS, PYTHON_TAG_CALLS), has_bare_calls=True)
+"""Llama 3 writes calls without tags, in JSON or, since 3.2, in Python's syntax; Hermes writes tags around JSON."""
 
-MISTRAL = AnswerFormat(tool_call=("<tool_call>", "</tool_call>"), has_bare_calls=True)
-"""A list of calls follows the control token [TOOL_CALLS], which is not part of the text."""
+MISTRAL = AnswerFormat(tool_calls=(HERMES_CALLS, MISTRAL_CALLS), has_bare_calls=True)
 
-SMOLLM3 = AnswerFormat(reasoning=("<think>", "</think>"), tool_call=("<tool_call>", "</tool_call>"))
+SMOLLM3 = AnswerFormat(reasoning=("<think>", "</think>"), tool_calls=(HERMES_CALLS,))
 
 OLMO3 = AnswerFormat(reasoning=("<think>", "</think>"))
 """The format of OLMo 3 Think."""
+
+GRANITE = AnswerFormat(tool_calls=(HERMES_CALLS, PHI_CALLS))
+"""Granite 4 writes calls as Hermes does, Granite 3 those of Phi without the closing tag."""

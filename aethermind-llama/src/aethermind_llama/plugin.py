@@ -41,6 +41,7 @@ def register_answer_formats(registry: Any) -> None:
     registry.register("MistralForCausalLM", "aethermind_llama.answers:MISTRAL", provider=_PROVIDER)
     registry.register("MixtralForCausalLM", "aethermind_llama.answers:MISTRAL", provider=_PROVIDER)
     registry.register("SmolLM3ForCausalLM", "aethermind_llama.answers:SMOLLM3", provider=_PROVIDER)
+    registry.register("GraniteForCausalLM", "aethermind_llama.answers:GRANITE", provider=_PROVIDER)
     registry.register("Olmo2ForCausalLM", "aethermind_llama.answers:OLMO3", provider=_PROVIDER)
     registry.register("Olmo3ForCausalLM", "aethermind_llama.answers:OLMO3", provider=_PROVIDER)
 

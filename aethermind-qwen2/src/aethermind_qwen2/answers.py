@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aethermind.text import AnswerFormat
+from aethermind.text.answer_format import HERMES_CALLS
 
-QWEN2 = AnswerFormat(tool_call=("<tool_call>", "</tool_call>"))
-QWEN3 = AnswerFormat(reasoning=("<think>", "</think>"), tool_call=("<tool_call>", "</tool_call>"))
-QWEN3_5 = AnswerFormat(reasoning=("<think>", "</think>"))
-"""Qwen3.5 writes tool calls as XML with a tag for each parameter. They are not parsed, but returned as text."""
+QWEN2 = AnswerFormat(tool_calls=(HERMES_CALLS,))
+QWEN3 = AnswerFormat(reasoning=("<think>", "</think>"), tool_calls=(HERMES_CALLS,))
+"""Qwen3 writes JSON between the tags of a call; Qwen3-Coder and Qwen3.5 write XML with a tag for each parameter."""

@@ -36,15 +36,12 @@ def register_answer_formats(registry: Any) -> None:
         "Qwen3ForCausalLM",
         "Qwen3MoeForCausalLM",
         "Qwen3NextForCausalLM",
-    ):
-        registry.register(name, "aethermind_qwen2.answers:QWEN3", provider=_PROVIDER)
-    for name in (
         "Qwen3_5ForCausalLM",
         "Qwen3_5MoeForCausalLM",
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
     ):
-        registry.register(name, "aethermind_qwen2.answers:QWEN3_5", provider=_PROVIDER)
+        registry.register(name, "aethermind_qwen2.answers:QWEN3", provider=_PROVIDER)
 
 
 @hookimpl

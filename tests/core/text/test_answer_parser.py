@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aethermind.text.answer_parser import AnswerFormat, AnswerParser
+from aethermind.text.answer_format import HERMES_CALLS, AnswerFormat
+from aethermind.text.answer_parser import AnswerParser
 from aethermind.text.answer_parts import Content, Reasoning, ToolCall
 
-FORMAT = AnswerFormat(reasoning=("<think>", "</think>"), tool_call=("<tool_call>", "</tool_call>"))
+FORMAT = AnswerFormat(reasoning=("<think>", "</think>"), tool_calls=(HERMES_CALLS,))
 
 
-BARE = AnswerFormat(tool_call=("<tool_call>", "</tool_call>"), has_bare_calls=True)
+BARE = AnswerFormat(tool_calls=(HERMES_CALLS,), has_bare_calls=True)
 
 
 def parse(pieces: list[str], format: AnswerFormat = FORMAT, **how: Any) -> list[Content | Reasoning | ToolCall]:

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aethermind.text import Detokenizer, Tokenizer
-from aethermind.text.answer_parser import AnswerFormat, new_parser
+from aethermind.text.answer_format import AnswerFormat
+from aethermind.text.answer_parser import new_parser
 from aethermind.text.answer_parts import AnswerPart, Content, Reasoning, ToolCall
 from aethermind.text.harmony import HARMONY_TOKENS
 

@@ -16,7 +16,7 @@ from aethermind.engine.loading.memory_check import check_memory
 from aethermind.engine.loading.weight_formats import WeightFormats
 from aethermind.engine.policies.parameters import create_policy
 from aethermind.hal.dtype import DType
-from aethermind.text.answer_parser import AnswerFormat
+from aethermind.text.answer_format import AnswerFormat
 
 if TYPE_CHECKING:
     from aethermind.cache.stores.kv_store import KVStore

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from aethermind.ops.weight_format import WeightFormatRegistry
     from aethermind.plugins.registry import Registry
     from aethermind.sampling.logits_constraints import LogitsProcessorFactory
-    from aethermind.text.answer_parser import AnswerFormat
+    from aethermind.text.answer_format import AnswerFormat
 
 __all__ = [
     "API_VERSION",
@@ -123,7 +123,7 @@ class HookSpecs:
     @hookspec
     def register_answer_formats(self, registry: Registry[AnswerFormat]) -> None:
         """Describe how an architecture marks reasoning and tool calls: `registry.register(name, "module:OBJECT",
-        provider=)`. OBJECT is a `text.answer_parser.AnswerFormat`.
+        provider=)`. OBJECT is a `text.answer_format.AnswerFormat`.
         """
 
     @hookspec

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from aethermind.model.gguf_family import GgufFamily
     from aethermind.model.input_processor import InputProcessorFactory
     from aethermind.sampling.logits_constraints import LogitsProcessorFactory
-    from aethermind.text.answer_parser import AnswerFormat
+    from aethermind.text.answer_format import AnswerFormat
 
 __all__ = ["OpenDevice", "Runtime"]
 

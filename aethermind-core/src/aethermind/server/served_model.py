@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind.errors import ContextLengthError
 from aethermind.server.openai.errors import ApiError
-from aethermind.text.answer_parser import AnswerFormat
+from aethermind.text.answer_format import AnswerFormat
 from aethermind.text.chat_template import variables_read
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ class ServedModel:
         """The model with another chat template; AetherMindError if the template is unknown or has a syntax error."""
         source = chosen.of(self.tokenizer.chat_templates)
         variables_read(source)  # compiles the template, so that a syntax error is found at start
-        return replace(self, tokenizer=self.tokenizer.with_chat_template(source))
+        tokenizer = self.tokenizer.with_chat_template(source)
+        return replace(self, tokenizer=tokenizer, answer_format=self.answer_format.for_tokens(tokenizer))
 
     @property
     def visible_token_ids(self) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aethermind.text.answer_parser import AnswerFormat
+    from aethermind.text.answer_format import AnswerFormat
     from aethermind.text.chat_prompt import chat_prompt
     from aethermind.text.chat_template import render_chat
     from aethermind.text.detokenizer import Detokenizer
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["AnswerFormat", "Detokenizer", "StopChecker", "StopResult", "Tokenizer", "chat_prompt", "render_chat"]
 
 _MODULE_OF_NAME = {
-    "AnswerFormat": "answer_parser",
+    "AnswerFormat": "answer_format",
     "Detokenizer": "detokenizer",
     "StopChecker": "stop_strings",
     "StopResult": "stop_strings",

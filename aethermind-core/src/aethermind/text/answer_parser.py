@@ -8,73 +8,47 @@ tag is held back until more text decides, so the parts do not depend on how the 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
+from aethermind.text.answer_format import AnswerFormat, CallSyntax
 from aethermind.text.answer_parts import AnswerPart, Content, PartParser, Reasoning, ToolCall
-from aethermind.text.harmony import HARMONY_TOKENS, HarmonyParser, opens_reasoning
+from aethermind.text.harmony import HarmonyParser
 from aethermind.text.tool_call_json import TaggedCall, overlap, read_calls
+from aethermind.text.tool_call_syntax import Calls, Functions, read_python
 
-if TYPE_CHECKING:
-    from aethermind.text.tokenizer import Tokenizer
+__all__ = ["AnswerParser", "AnswerPart", "Content", "Reasoning", "ToolCall", "new_parser"]
 
-__all__ = ["AnswerFormat", "AnswerParser", "AnswerPart", "Content", "Reasoning", "ToolCall", "new_parser"]
-
-_THINK_TAGS = ("<think>", "</think>")
-
-_HARMONY_MARK = "<|channel|>analysis<|message|>"
-"""Text in all chat templates of harmony."""
-
-_BARE_CALL = re.compile(r'(?:\[\s*)?\{\s*"')
-_BARE_CALL_PREFIX = re.compile(r"(?:\[\s*)?(?:\{\s*)?")
+_BARE_CALL = re.compile(r'(?:\[\s*)?\{\s*"|\[\s*[\w.\-]+\s*\(')
+_BARE_CALL_PREFIX = re.compile(r"(?:\[\s*)?(?:\{\s*)?|\[\s*[\w.\-]+\s*")
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerFormat:
-    """How a family of models marks reasoning and tool calls; None and False where it does not.
-
-    Reasoning and calls are between the two tags of a pair. The body of a call is a JSON object with `name` and
-    `arguments`, or several. With `has_bare_calls`, an answer that consists of such JSON is calls without tags.
-    """
-
-    reasoning: tuple[str, str] | None = None
-    tool_call: tuple[str, str] | None = None
-    has_bare_calls: bool = False
-    is_harmony: bool = False
-    """Whether answers are messages in channels, as those of gpt-oss (see `text.harmony`)."""
-    control_tokens: tuple[str, ...] = ()
-    """The tags that are special tokens of the model. The parser needs them in the text; content never has them."""
-
-    def for_tokens(self, tokenizer: Tokenizer) -> AnswerFormat:
-        """Return the format of a model with this tokenizer.
-
-        It has reasoning tags if the vocabulary has them, and is harmony if the chat template writes that.
-        Models of any architecture can be trained to reason, such as DeepSeek's distillations to Qwen2 and Llama.
-        """
-        if self.is_harmony or any(_HARMONY_MARK in source for source in tokenizer.chat_templates.values()):
-            return replace(self, is_harmony=True, control_tokens=_special_tokens(HARMONY_TOKENS, tokenizer))
-        has_think_tags = all(tokenizer.token_to_id(tag) is not None for tag in _THINK_TAGS)
-        return replace(self, reasoning=_THINK_TAGS) if self.reasoning is None and has_think_tags else self
-
-    def is_thinking(self, prompt: str) -> bool:
-        """Whether an answer begins with reasoning, because the prompt ends with the opening tag."""
-        if self.is_harmony:
-            return opens_reasoning(prompt)
-        return self.reasoning is not None and prompt.rstrip().endswith(self.reasoning[0])
-
-
-def new_parser(format: AnswerFormat, *, is_thinking: bool = False, functions: Collection[str] = ()) -> PartParser:
+def new_parser(
+    format: AnswerFormat, *, is_thinking: bool = False, functions: Functions | Collection[str] = ()
+) -> PartParser:
     """Return a parser of one answer in this format; the arguments are those of `AnswerParser`."""
     if format.is_harmony:
         return HarmonyParser(is_thinking=is_thinking, functions=functions)
     return AnswerParser(format, is_thinking=is_thinking, functions=functions)
 
 
-def _special_tokens(tags: Iterable[str], tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return the tags that are special tokens."""
-    return tuple(tag for tag in tags if tokenizer.token_to_id(tag) in tokenizer.special_token_ids)
+class _Tags:
+    """Finds the first of several tags in a text."""
+
+    def __init__(self, tags: Iterable[str]) -> None:
+        self._tags = tuple(dict.fromkeys(tags))
+        self._pattern = re.compile("|".join(map(re.escape, self._tags)))
+
+    def __bool__(self) -> bool:
+        return bool(self._tags)
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """Return the first tag."""
+        return self._pattern.search(text)
+
+    def overlap(self, text: str) -> int:
+        """Return the length of the longest suffix of a text that may be the beginning of a tag."""
+        return max(overlap(text, tag) for tag in self._tags)
 
 
 class _Section(Enum):
@@ -93,20 +67,31 @@ class AnswerParser:
 
     Reasoning tags count at the beginning of an answer only; later they are content. Text between tool-call tags that is
     not a call becomes content, with its tags. White space next to tags is dropped, all other white space is kept.
+    Control tokens of the model are never content: where they have no meaning as tags they are dropped.
     """
 
-    def __init__(self, format: AnswerFormat, *, is_thinking: bool = False, functions: Collection[str] = ()) -> None:
-        """Begin an answer. `is_thinking`: the prompt ends in a reasoning tag; `functions`: the names for bare calls."""
+    def __init__(
+        self, format: AnswerFormat, *, is_thinking: bool = False, functions: Functions | Collection[str] = ()
+    ) -> None:
+        """Begin an answer. `is_thinking`: the prompt ends in a reasoning tag.
+
+        `functions` are the names that bare calls may have, with the schemas of parameters where they are known.
+        """
         self._reasoning = format.reasoning
-        self._tool_call = format.tool_call
-        self._bare_names = frozenset(functions if format.has_bare_calls else ())
+        self._syntaxes = {syntax.opening: syntax for syntax in format.tool_calls}
+        self._functions = functions if isinstance(functions, Mapping) else dict.fromkeys(functions)
+        self._bare_names = frozenset(self._functions if format.has_bare_calls else ())
+        self._control_tokens = _Tags(format.control_tokens)
+        self._content_tags = _Tags((*self._syntaxes, *format.control_tokens))
+        closing = () if format.reasoning is None else format.reasoning[1:]
+        self._reasoning_tags = _Tags((*closing, *format.control_tokens))
         self._prompt_opened_reasoning = is_thinking and format.reasoning is not None
         self._section = _Section.START
         self._undecided = ""
         """Text that may be the beginning of a tag."""
         self._withheld: list[str] = []
         """Text that is held back for other reasons: white space that is dropped before a tag, and bare calls."""
-        self._call: TaggedCall | None = None
+        self._call: tuple[CallSyntax, TaggedCall] | None = None
         self._space_before_call = ""
         self._num_calls = 0
         self._is_after_tag = self._prompt_opened_reasoning
@@ -132,17 +117,17 @@ class AnswerParser:
 
     def finish(self) -> Iterator[AnswerPart]:
         """End the text; yield what was held back. Tags that were not closed end here."""
-        if self._call is not None:
-            yield from self._unclosed_call(self._call)
-            return
-        rest = self._take_withheld(self._undecided)
-        self._undecided = ""
         if self._section is _Section.BARE_TOOL_CALLS:
-            calls = read_calls(rest)
+            rest, self._undecided = self._take_withheld(self._undecided), ""
+            calls = read_calls(rest) or read_python(rest, self._functions)
             if calls and self._bare_names.issuperset(name for name, _ in calls):
                 yield from self._tool_calls(calls)
                 return
             self._section = _Section.CONTENT
+            yield from self.push(rest)
+        while self._call is not None:
+            yield from self._unclosed_call(*self._call)
+        rest, self._undecided = self._take_withheld(self._undecided), ""
         yield from self._emit_text(rest)
 
     def _parse_start(self) -> None:
@@ -174,84 +159,96 @@ class AnswerParser:
             self._is_after_tag = True
 
     def _parse_reasoning(self) -> Iterator[AnswerPart]:
-        """Yield reasoning up to its closing tag."""
+        """Yield reasoning up to its closing tag, or up to a control token that opens calls."""
         assert self._reasoning is not None
-        reasoning, found = self._text_before(self._reasoning[1])
-        yield from self._emit_text(reasoning.rstrip() if found else reasoning)
-        if found:
-            self._enter(_Section.START, is_after_tag=True)
+        while True:
+            text, tag = self._text_before(self._reasoning_tags)
+            is_end = tag == self._reasoning[1] or tag in self._syntaxes
+            yield from self._emit_text(text.rstrip() if is_end else text)
+            if tag == self._reasoning[1]:
+                self._enter(_Section.START, is_after_tag=True)
+            elif is_end:
+                self._open_call(self._syntaxes[tag], "")
+            if is_end or not tag:
+                return
 
     def _parse_content(self) -> Iterator[AnswerPart]:
         """Yield content up to the opening tag of a call."""
-        if self._tool_call is None:
+        if not self._content_tags:
             held, self._undecided = self._take_withheld(self._undecided), ""
             yield from self._emit_text(held)
             return
-        text, found = self._text_before(self._tool_call[0])
-        stripped = text.rstrip() if found else text
-        follows_tag = self._is_after_tag and not stripped
-        yield from self._emit_text(stripped)
-        if found:
-            self._space_before_call = "" if follows_tag else text[len(stripped) :]
-            self._call = TaggedCall(self._tool_call[1])
-            self._enter(_Section.TOOL_CALL)
+        while True:
+            text, tag = self._text_before(self._content_tags)
+            is_call = tag in self._syntaxes
+            stripped = text.rstrip() if is_call else text
+            follows_tag = self._is_after_tag and not stripped
+            yield from self._emit_text(stripped)
+            if is_call:
+                self._open_call(self._syntaxes[tag], "" if follows_tag else text[len(stripped) :])
+            if is_call or not tag:
+                return
 
-    def _text_before(self, tag: str) -> tuple[str, bool]:
-        """Return the text before `tag`, as far as it is certain, and whether the tag was found.
+    def _open_call(self, syntax: CallSyntax, space: str) -> None:
+        """Continue after the opening tag of calls, which follows this white space."""
+        self._space_before_call = space
+        self._call = (syntax, TaggedCall(syntax.end, has_strings=None if syntax.closing else True))
+        self._enter(_Section.TOOL_CALL)
 
-        Without the tag, white space at the end is held back.
+    def _text_before(self, tags: _Tags) -> tuple[str, str]:
+        """Return the text before the first of the tags, as far as it is certain, and the tag; empty if there is none.
+
+        Without a tag, white space at the end is held back.
         """
-        before, found, rest = self._undecided.partition(tag)
-        if found:
-            self._undecided = rest
-            return self._take_withheld(before), True
-        end = len(self._undecided) - overlap(self._undecided, tag)
+        if found := tags.search(self._undecided):
+            before, self._undecided = self._undecided[: found.start()], self._undecided[found.end() :]
+            return self._take_withheld(before), found[0]
+        end = len(self._undecided) - tags.overlap(self._undecided)
         certain, self._undecided = self._undecided[:end], self._undecided[end:]
         stripped = certain.rstrip()
         text = self._take_withheld(stripped) if stripped else ""
         if space := certain[len(stripped) :]:
             self._withheld.append(space)
-        return text, False
+        return text, ""
 
     def _parse_tool_call(self) -> Iterator[AnswerPart]:
         """Collect the body of a call; yield its parts once the closing tag is found."""
         assert self._call is not None
-        rest = self._call.push(self._undecided)
+        syntax, call = self._call
+        rest = call.push(self._undecided)
         self._undecided = rest or ""
         if rest is not None:
-            yield from self._closed_call(self._call.body)
+            self._undecided = rest if syntax.closing else syntax.opening + rest
+            yield from self._ended_call(syntax, call.body, syntax.closing)
 
-    def _closed_call(self, body: str) -> Iterator[AnswerPart]:
-        """Yield the parts of a closed pair of tool-call tags: calls, or text."""
-        assert self._tool_call is not None
+    def _ended_call(self, syntax: CallSyntax, body: str, closing: str) -> Iterator[AnswerPart]:
+        """Yield the parts of a body between tags: calls, or text. `closing` is the closing tag if there was one."""
         self._call = None
         self._enter(_Section.CONTENT)
-        if calls := read_calls(body):
+        text = syntax.opening + body + closing
+        if calls := syntax.read(text if syntax.repeats_opening else body, self._functions):
             yield from self._tool_calls(calls)
-        else:
+            return
+        while token := self._control_tokens and self._control_tokens.search(text):
+            text = text[: token.start()] + text[token.end() :]
+        if text := self._space_before_call + text:
             self._is_after_tag = False
-            yield Content(self._space_before_call + self._tool_call[0] + body + self._tool_call[1])
+            yield Content(text)
 
-    def _unclosed_call(self, call: TaggedCall) -> Iterator[AnswerPart]:
+    def _unclosed_call(self, syntax: CallSyntax, call: TaggedCall) -> Iterator[AnswerPart]:
         """Yield the parts of a call in which the text ended.
 
         If the text is not a call, the first closing tag in it ends the call, even inside of what seemed to be a string.
         """
-        assert self._tool_call is not None
-        opening, closing = self._tool_call
         text = call.body
-        if calls := read_calls(text):
-            yield from self._tool_calls(calls)
+        body, tag, rest = text.partition(syntax.end)
+        if not tag or syntax.read(text, self._functions):
+            yield from self._ended_call(syntax, text, "")
             return
-        body, tag, rest = text.partition(closing)
-        if not tag:
-            yield Content(self._space_before_call + opening + text)
-            return
-        yield from self._closed_call(body)
-        yield from self.push(rest)
-        yield from self.finish()
+        yield from self._ended_call(syntax, body, syntax.closing)
+        yield from self.push(rest if syntax.closing else tag + rest)
 
-    def _tool_calls(self, calls: list[tuple[str, str]]) -> Iterator[AnswerPart]:
+    def _tool_calls(self, calls: Calls) -> Iterator[AnswerPart]:
         """Yield calls, given as names and arguments."""
         for name, arguments in calls:
             yield ToolCall(self._num_calls, name, arguments)

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 
-__all__ = ["TaggedCall", "as_arguments", "overlap", "read_calls"]
+__all__ = ["TaggedCall", "as_arguments", "is_json", "overlap", "read_calls"]
 
 _OBJECT_START = re.compile(r'[ \t\n\r]*\{[ \t\n\r]*(?:(?=")|(\})[ \t\n\r]*)')
 _COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
@@ -82,6 +82,15 @@ def _checked_arguments(text: str) -> str:
     return text
 
 
+def is_json(text: str) -> bool:
+    """Whether a text is one JSON value."""
+    try:
+        _, end = _DECODER.raw_decode(text)
+    except (ValueError, RecursionError):
+        return False
+    return end == len(text) and text not in ("NaN", "Infinity", "-Infinity")
+
+
 def _members(text: str) -> dict[str, str]:
     """Return the values of an object verbatim, by key; ValueError where the text is not an object."""
     members: dict[str, str] = {}
@@ -117,9 +126,13 @@ class TaggedCall:
     The tag counts only outside of JSON strings: a string may contain it, as text that a tool is to write.
     """
 
-    def __init__(self, closing: str) -> None:
-        """Begin after an opening tag; the text ends at `closing`."""
+    def __init__(self, closing: str, *, has_strings: bool | None = None) -> None:
+        """Begin after an opening tag; the text ends at `closing`.
+
+        `has_strings` says whether the text has JSON strings; None: if it begins like an object or a list.
+        """
         self._closing = closing
+        self._has_strings = has_strings
         self._outside_string = re.compile(f'"|{re.escape(closing)}')
         self._is_in_string = False
         self._pieces: list[str] = []
@@ -134,6 +147,10 @@ class TaggedCall:
     def push(self, text: str) -> str | None:
         """Add text; return what follows the closing tag, None while it was not found."""
         undecided, position = self._undecided + text, 0
+        if self._has_strings is None and (begin := undecided.lstrip()[:1]):
+            self._has_strings = begin in "{["
+            if not self._has_strings:
+                self._outside_string = re.compile(re.escape(self._closing))
         while mark := (_INSIDE_STRING if self._is_in_string else self._outside_string).search(undecided, position):
             position = mark.end()
             if mark[0] == self._closing:

@@ -28,7 +28,7 @@ from aethermind.errors import EngineDeadError
 from aethermind.model.hub import hub_name
 from aethermind.plugins.compatibility import deprecated
 from aethermind.runtime import Runtime
-from aethermind.text.answer_parser import AnswerFormat
+from aethermind.text.answer_format import AnswerFormat
 
 if TYPE_CHECKING:
     from aethermind.engine.config import EngineConfig

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from aethermind.server.openai.chat import ChatRequest
     from aethermind.server.served_model import ServedModel
     from aethermind.server.sse import Event
-    from aethermind.text.answer_parser import AnswerFormat
+    from aethermind.text.answer_format import AnswerFormat
     from aethermind.text.answer_parts import AnswerPart, PartParser
     from aethermind.text.tokenizer import Tokenizer
 
@@ -58,9 +58,9 @@ class ChatOutputParser:
 
 
 def _output_parser(request: ChatRequest, format: AnswerFormat, prompt: str) -> PartParser:
-    functions = [tool.function.name for tool in request.callable_tools]
+    functions = {tool.function.name: tool.function.parameters for tool in request.callable_tools}
     if not functions:
-        format = replace(format, tool_call=None)
+        format = replace(format, tool_calls=())
     is_thinking = format.is_thinking(prompt) and not request.is_constrained
     return new_parser(format, is_thinking=is_thinking, functions=functions)
 
