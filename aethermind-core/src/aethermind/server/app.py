@@ -16,6 +16,8 @@ from aethermind.server.cancellation import router as request_routes
 from aethermind.server.management import router as management_routes
 from aethermind.server.model_pool import ModelPool
 from aethermind.server.observation import Metrics, Observer
+from aethermind.server.ollama.models import router as ollama_model_routes
+from aethermind.server.ollama.routes import router as ollama_routes
 from aethermind.server.openai.errors import ENGINE_DEAD_RETRY_S, ApiError, draining, install_error_handlers
 from aethermind.server.openai.routes import DirectDispatch
 from aethermind.server.openai.routes import router as openai_routes
@@ -75,12 +77,12 @@ def create_app(
     state.ignored_fields = None if strict_requests else IgnoredFields()
     state.metrics = Metrics(state.models, state.admission)
     install_error_handlers(app)
-    app.add_middleware(DirectDispatch, routes=openai_routes.routes)
+    app.add_middleware(DirectDispatch, routes=[*openai_routes.routes, *ollama_routes.routes])
     app.add_middleware(
         AccessMiddleware,
         tenants=tenants,
         admission=state.admission,
-        admission_paths=_post_paths(openai_routes),
+        admission_paths=_post_paths(openai_routes) | _post_paths(ollama_routes),
         max_header_bytes=state.limits.max_header_bytes,
         only_local=only_local,
         origins=frozenset(origins),
@@ -95,12 +97,12 @@ def create_app(
             expose_headers=["X-Request-Id", "X-Should-Retry", "Retry-After"],
         )
     app.add_middleware(Observer, metrics=state.metrics, log_prompts=log_prompts, tracing=tracing)
-    app.include_router(openai_routes)
     _add_probes(app)
-    for routes in (management_routes, token_routes, request_routes, web_ui_routes):
+    documented = (openai_routes, management_routes, token_routes, ollama_routes, ollama_model_routes)
+    for routes in (*documented, request_routes, web_ui_routes):
         app.include_router(routes)
     state.documented_paths = [*_PROBES]
-    for routes in (openai_routes, management_routes, token_routes):
+    for routes in documented:
         state.documented_paths += _paths(routes)
     return app
 

@@ -139,6 +139,7 @@ class ModelStatus:
         idle_s: seconds since its last request ended or it was loaded; None while it is not loaded or has requests.
         num_requests: requests that use it or wait for it.
         num_loads: how often it was loaded.
+        ttl_s: seconds without a request after which it is unloaded; None for never.
         num_bytes: the memory that it takes, as estimated before it is loaded or from its plan after; 0 if unknown.
     """
 
@@ -150,6 +151,7 @@ class ModelStatus:
     idle_s: float | None
     num_requests: int
     num_loads: int
+    ttl_s: float | None
     num_bytes: int
     max_model_len: int
     adapters: tuple[str, ...]
@@ -289,6 +291,7 @@ class PoolEntry:
             idle_s,
             self.num_leases + len(self.waiters),
             self.num_loads,
+            self.source.ttl_s,
             self.num_bytes,
             self.max_model_len,
             self.adapters,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from aethermind.engine.requests.prompt_reader import TextToEmbed
-from aethermind.errors import RequestTimeoutError
+from aethermind.errors import ContextLengthError, RequestTimeoutError
 from aethermind.server.cancellation import unless_disconnected
 from aethermind.server.observation.observer import EmbeddingRecord
 from aethermind.server.openai.errors import ApiError
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt
     from aethermind.server.admission import AdmissionTicket
     from aethermind.server.served_model import ServedModel
+
+    Vectors = Sequence[npt.NDArray[np.float32]]
 
 __all__ = ["EmbeddingRequest", "embed"]
 
@@ -53,8 +55,21 @@ class EmbeddingRequest(StrictModel):
     pooling: Literal["last", "mean", "cls"] | None = None
 
 
-async def embed(request: Request, body: EmbeddingRequest) -> Response:
-    """Answer an embedding request. ApiError 499 if it is cancelled by its id: no part of its answer is of use."""
+_CHARS_PER_TOKEN = 16
+"""Upper bound of the mean characters per token of a text that is truncated."""
+
+EmbeddingBody = Callable[["ServedModel", "Vectors", int], dict[str, Any]]
+"""Returns the body of a response for the model, the embeddings of the texts, and their number of tokens."""
+
+
+async def embed(
+    request: Request, body: EmbeddingRequest, response_body: EmbeddingBody | None = None, *, truncates: bool = False
+) -> Response:
+    """Answer an embedding request. ApiError 499 if it is cancelled by its id: no part of its answer is of use.
+
+    The default of `response_body` is OpenAI's. With `truncates` only the beginning of a text that exceeds the context
+    is embedded; otherwise such a text is a ContextLengthError.
+    """
     state, record = request.app.state, request.state.record
     state.models.status(body.model)  # an unknown model is the first error
     record.user = body.user
@@ -70,20 +85,31 @@ async def embed(request: Request, body: EmbeddingRequest) -> Response:
     with state.in_flight_requests.registered(
         record.request_id, tenant.id, cancel, request.state.abort, record.client_id
     ):
-        answer = await unless_disconnected(request, _answer(request, body, prompts), cancelled)
+        answer = await unless_disconnected(
+            request, _answer(request, body, prompts, response_body or _openai_body(body), truncates), cancelled
+        )
     if answer is None and cancelled.done():
         raise ApiError(CLIENT_CLOSED_REQUEST, "The request was cancelled.", code="request_cancelled")
     return Response(status_code=CLIENT_CLOSED_REQUEST) if answer is None else JSONResponse(answer)
 
 
-async def _answer(request: Request, body: EmbeddingRequest, prompts: Sequence[Prompt]) -> dict[str, Any]:
+async def _answer(
+    request: Request,
+    body: EmbeddingRequest,
+    prompts: Sequence[Prompt],
+    response_body: EmbeddingBody,
+    truncates: bool,
+) -> dict[str, Any]:
     """The body of the response. A cancellation releases what the request holds: its model, queue and engine."""
     state, record = request.app.state, request.state.record
     timeout_s = state.limits.request_timeout_s
     async with AsyncExitStack() as resources:
         ticket = resources.enter_context(state.admission.admit(1, request.state.tenant))
         model = await resources.enter_async_context(state.models.lease(body.model))
-        tokenized = await model.read_all([TextToEmbed.of(prompt) for prompt in prompts], "input")
+        texts = [TextToEmbed.of(prompt) for prompt in prompts]
+        tokenized = await model.read_all(
+            [await _beginning(model, text) for text in texts] if truncates else texts, "input"
+        )
         num_tokens = sum(len(prompt.token_ids) for prompt in tokenized)
         record.embedding = EmbeddingRecord(model.name, num_tokens)
         _check_size(num_tokens, len(tokenized), state.limits.max_queued_tokens)
@@ -94,10 +120,35 @@ async def _answer(request: Request, body: EmbeddingRequest, prompts: Sequence[Pr
         except TimeoutError:
             raise RequestTimeoutError(f"The embeddings were not finished after {timeout_s:g} seconds.") from None
     state.metrics.count_embedding(record.embedding)
+    return response_body(model, vectors, num_tokens)
+
+
+def _openai_body(body: EmbeddingRequest) -> EmbeddingBody:
     encode = _base64 if body.encoding_format == "base64" else _floats
-    data = [{"object": "embedding", "index": i, "embedding": encode(vector)} for i, vector in enumerate(vectors)]
-    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return {"object": "list", "data": data, "model": model.name, "usage": usage}
+
+    def response_body(model: ServedModel, vectors: Vectors, num_tokens: int) -> dict[str, Any]:
+        data = [{"object": "embedding", "index": i, "embedding": encode(vector)} for i, vector in enumerate(vectors)]
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        return {"object": "list", "data": data, "model": model.name, "usage": usage}
+
+    return response_body
+
+
+async def _beginning(model: ServedModel, prompt: Prompt) -> Prompt:
+    """A prompt, or if it is a text that exceeds the context, as many of its first tokens as the context holds."""
+    limit = model.info.max_model_len
+    try:
+        read = await model.read(prompt)
+    except ContextLengthError:
+        assert isinstance(prompt, str)
+        beginning = str(prompt[: limit * _CHARS_PER_TOKEN])
+        token_ids = await asyncio.to_thread(model.tokenizer.encode, beginning, add_special_tokens=True)
+    else:
+        token_ids = list(read.token_ids)
+    if len(token_ids) <= limit:
+        return prompt
+    is_ended = token_ids[-1] in model.tokenizer.special_token_ids  # such as [SEP], which encoders need at the end
+    return {"prompt_token_ids": [*token_ids[: limit - 1], token_ids[-1] if is_ended else token_ids[limit - 1]]}
 
 
 def _check_size(num_tokens: int, num_texts: int, max_tokens: int) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aethermind.server.generation import ResponseBuilder
     from aethermind.server.served_model import ServedModel
 
-__all__ = ["DirectDispatch", "router"]
+__all__ = ["DirectDispatch", "DirectRoute", "router"]
 
 
 class DirectRoute(APIRoute):
