@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 
 from aethermind.errors import TokenizerError
-from aethermind.server.ollama.requests import KeepAlive
+from aethermind.server.ollama.requests import THINKING_VARIABLES, KeepAlive, has_reasoning
 from aethermind.server.ollama.response import timestamp
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel, body_of, openapi_body
@@ -241,5 +241,5 @@ def _capabilities(model: ServedModel) -> list[str]:
         read = variables_read(choose_template(model.tokenizer.chat_templates, None, has_tools=True))
     except TokenizerError:
         return []
-    is_thinking = model.answer_format.reasoning is not None or "enable_thinking" in read
+    is_thinking = has_reasoning(model) or not read.isdisjoint(THINKING_VARIABLES)
     return [*(["tools"] if "tools" in read else []), *(["thinking"] if is_thinking else [])]

@@ -23,7 +23,17 @@ if TYPE_CHECKING:
     from aethermind.server.openai.unknown_fields import IgnoredFields
     from aethermind.server.served_model import ServedModel
 
-__all__ = ["ChatBody", "EmbedBody", "GenerateBody", "KeepAlive", "OldEmbedBody", "OllamaParams", "Options"]
+__all__ = [
+    "ChatBody",
+    "EmbedBody",
+    "GenerateBody",
+    "KeepAlive",
+    "OldEmbedBody",
+    "OllamaParams",
+    "Options",
+    "THINKING_VARIABLES",
+    "has_reasoning",
+]
 
 _IGNORED_OPTIONS = frozenset(
     {
@@ -45,7 +55,7 @@ _FIELD_NAMES = {
 
 _COPIED_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 
-_THINKING_VARIABLES = ("enable_thinking", "thinking")
+THINKING_VARIABLES = ("enable_thinking", "thinking")
 """Variables of chat templates that turn thinking on and off: those of Qwen and GLM, and of DeepSeek."""
 
 
@@ -267,6 +277,11 @@ def _json_text(arguments: dict[str, Any] | str | None) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
 
 
+def has_reasoning(model: ServedModel) -> bool:
+    """Whether a model's answers may contain reasoning."""
+    return model.answer_format.reasoning is not None or model.answer_format.is_harmony
+
+
 class OllamaParams:
     """The `GenerationParams` of a request: those of the equivalent chat request, with this API's names in errors.
 
@@ -324,10 +339,10 @@ class OllamaParams:
         except TokenizerError:
             return self.chat  # `prompt` raises the error
         read = variables_read(template)
-        variables: dict[str, Any] = {name: bool(think) for name in _THINKING_VARIABLES if name in read}
+        variables: dict[str, Any] = {name: bool(think) for name in THINKING_VARIABLES if name in read}
         if isinstance(think, str) and "reasoning_effort" in read:
             variables["reasoning_effort"] = think
-        if think and not variables and model.answer_format.reasoning is None:
+        if think and not variables and not has_reasoning(model):
             raise ApiError(400, f"{model.name} does not support thinking; leave think out.", param="think")
         return self.chat.model_copy(update={"chat_template_kwargs": variables})
 
