@@ -28,7 +28,7 @@ from aethermind.server.ollama.requests import ChatBody, OllamaParams
 from aethermind.server.ollama.response import OllamaResponseBuilder
 from aethermind.server.openai.request_fields import StructuredOutputsFields
 from aethermind.server.served_model import ServedModel
-from aethermind.text.answer_parser import AnswerFormat
+from aethermind.text.answer_format import HERMES_CALLS, AnswerFormat
 from aethermind.text.chat_prompt import RenderedChat
 
 MESSAGES = [{"role": "user", "content": "Who are you?"}]
@@ -270,7 +270,7 @@ def test_calls_and_results_without_ids_are_paired(llm: LLM) -> None:
     assert rendered(MESSAGES, model, think="high").startswith("True\n")
 
 
-THOUGHTS = AnswerFormat(reasoning=("<think>", "</think>"), tool_call=("<tool_call>", "</tool_call>"))
+THOUGHTS = AnswerFormat(reasoning=("<think>", "</think>"), tool_calls=(HERMES_CALLS,))
 CALL = '<tool_call>{"name": "weather", "arguments": {"place": "Rome", "far": 1e999}}</tool_call>'
 ANSWERS = [
     "<think>I see.</think>\n\nYes, <think> is a tag.",

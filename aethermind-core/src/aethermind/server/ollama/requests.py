@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ValidationError, ValidationInfo
@@ -299,6 +300,7 @@ class OllamaParams:
         self.is_stream = body.is_stream
         options = body.options or Options()
         self._num_ctx = options.num_ctx
+        self._is_rendered = True
         fields = {name: getattr(options, name) for name in _COPIED_OPTIONS}
         fields |= {
             **body.chat_fields(),
@@ -323,6 +325,7 @@ class OllamaParams:
             if body.context and ignored is not None:
                 ignored.warn_once("context")
             if body.raw or not model.tokenizer.chat_templates:
+                self._is_rendered = False
                 return f"{body.system}\n\n{body.prompt}" if body.system and not body.raw else body.prompt or ""
         if body.think is not None:
             self.chat = self._with_thinking(model, body.think)
@@ -360,8 +363,9 @@ class OllamaParams:
             return self.chat.sampling(model)
 
     def options(self, tenant: Tenant, model: ServedModel) -> RequestOptions:
-        """The scheduling and caching options."""
-        return self.chat.options(tenant, model)
+        """The scheduling and caching options. The tags of thinking and calls are text for the parser of chats only."""
+        options = self.chat.options(tenant, model)
+        return options if self._is_rendered else replace(options, visible_token_ids=())
 
 
 def _response_format(format: str | dict[str, Any] | None) -> dict[str, Any] | None:

@@ -12,7 +12,8 @@ from aethermind.server.generation import PromptState, ResponseBuilder
 from aethermind.server.openai.chat_response import ChatOutputParser, token_logprobs
 from aethermind.server.openai.tools import call_id
 from aethermind.server.sse import NDJSON, TextEvents
-from aethermind.text.answer_parser import AnswerFormat, Content, Reasoning, ToolCall
+from aethermind.text.answer_format import AnswerFormat
+from aethermind.text.answer_parser import Content, Reasoning, ToolCall
 from aethermind.text.chat_prompt import RenderedChat
 
 if TYPE_CHECKING:
