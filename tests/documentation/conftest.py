@@ -24,6 +24,10 @@ ADAPTERS = ("rhymes", "letters")
 QUANTISED = "model-Q4_K_M.gguf"
 
 
+BATCH_LINE = """{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "The fox"}}\n"""
+"""A file of requests for `aethermind run-batch`."""
+
+
 @pytest.fixture(scope="session")
 def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model's shape in a mixture such as llama.cpp makes; K-quants are of random values."""
@@ -47,6 +51,7 @@ def folder(tmp_path: Path, quantised: Path) -> Path:
     shutil.copy(quantised, tmp_path)
     shutil.copy(quantised, tmp_path / "model.gguf")
     shutil.copy(ROOT / "README.md", tmp_path)
+    (tmp_path / "requests.jsonl").write_text(BATCH_LINE, encoding="utf-8")
     return tmp_path
 
 

@@ -23,6 +23,7 @@ COMMANDS = (
     ("generate",),
     ("chat",),
     ("serve",),
+    ("run-batch",),
     ("run",),
     ("ps",),
     ("pull",),

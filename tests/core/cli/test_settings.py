@@ -23,6 +23,7 @@ OF_ONE_CALL = {
     *("cost_model", "calibrate", "limit", "rate_scale", "urgent_share", "slack", "plot"),
     *("url", "endpoint", "num_prompts", "concurrency", "request_rate", "slo_ttft_ms", "slo_tpot_ms"),
     *("diff", "tokens", "no_fuse", "rtol", "atol", "trace", "formats", "first_formats", "requests"),
+    *("results", "input_file", "output_file", "resume"),
     *("to", "out", "force", "imatrix", "imatrix_tokens", "quality", "quality_tokens"),
 }
 

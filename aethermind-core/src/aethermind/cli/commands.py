@@ -37,7 +37,8 @@ COMPLETION_VARIABLE = "_AETHERMIND_COMPLETE"
 
 
 class CommandSpec(NamedTuple):
-    """Where a command is defined: the function of its name, or the group `app`, in a module below `aethermind.cli`.
+    """Where a command is defined: the function of its name (`_` for `-`), or the group `app`, in a module of
+    `aethermind.cli`.
 
     `summary` is the first sentence of its help. `examples` is the module's variable with the examples. `has_settings`
     means that a configuration file and environment variables can set its options, `is_serving` that it runs until it is
@@ -56,6 +57,7 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "generate": CommandSpec("generate", "Continue a prompt and print the text."),
     "chat": CommandSpec("chat", "Hold a conversation with a chat model."),
     "serve": CommandSpec("serve", "Serve models through an OpenAI-compatible HTTP API.", is_serving=True),
+    "run-batch": CommandSpec("run_batch", "Answer a file of requests offline, in the format of OpenAI's batches."),
     "run": CommandSpec("chat", "Download a model if it is not here, and chat with it.", "RUN_EXAMPLES"),
     "ps": CommandSpec("ps", "List the models that a running server has loaded.", has_settings=False),
     "pull": CommandSpec("models", "Download models of the Hugging Face Hub.", "PULL_EXAMPLES", has_settings=False),
@@ -120,7 +122,7 @@ def _load(name: str, spec: CommandSpec) -> Any:
     single = typer.Typer(rich_markup_mode=None, add_completion=False)
     base = ServingCommand if spec.is_serving else ConfiguredCommand
     cls = base if spec.has_settings else None
-    single.command(name, cls=cls, epilog=getattr(module, spec.examples))(getattr(module, name))
+    single.command(name, cls=cls, epilog=getattr(module, spec.examples))(getattr(module, name.replace("-", "_")))
     return _expanding_home(typer.main.get_command(single))
 
 
