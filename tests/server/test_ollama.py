@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -14,19 +15,23 @@ import ollama
 import openai
 import pytest
 from tests.end_to_end.models import copy_demo
-from tests.server.conftest import serving
+from tests.server.conftest import paused_engine, serving
 from tests.server.test_abuse import HOSTILE
+from tests.server.test_models_on_demand import Held
 
 from aethermind import LLM, Runtime
+from aethermind.engine.config import EngineConfig
 from aethermind.engine.requests.output import RequestMetrics
 from aethermind.engine.requests.output_delta import CompletionDelta, OutputAccumulator, OutputDelta
 from aethermind.sampling.params import SamplingParams
-from aethermind.server import Tenants
+from aethermind.server import ModelPool, ModelSource, Tenants
+from aethermind.server.admission import Limits
 from aethermind.server.generation import PromptState
 from aethermind.server.observation.observer import HttpRecord
 from aethermind.server.ollama.requests import ChatBody, OllamaParams
 from aethermind.server.ollama.response import OllamaResponseBuilder
 from aethermind.server.openai.request_fields import StructuredOutputsFields
+from aethermind.server.pool_entry import engine_inprocess
 from aethermind.server.served_model import ServedModel
 from aethermind.text.answer_format import HERMES_CALLS, AnswerFormat
 from aethermind.text.chat_prompt import RenderedChat
@@ -343,7 +348,7 @@ def test_pull_succeeds_for_served_models_only(api: ollama.Client) -> None:
         (lambda api: api.generate("demo", "x", template="{{ .Prompt }}"), 400, "template is not supported"),
         (lambda api: api.generate("demo", "x", images=[b"png"]), 400, "images are not supported"),
         (lambda api: api.generate("demo", "x", think=True), 400, "demo does not support thinking"),
-        (lambda api: api.chat("demo", messages=MESSAGES, tools=TOOLS), 400, "tools have no effect"),
+        (lambda api: api.chat("demo", messages=MESSAGES, tools=TOOLS), 400, "demo does not support tools"),
         (lambda api: api.chat("demo", messages=[{"role": "robot", "content": "x"}]), 400, "messages.0.role"),
         (lambda api: api.generate("demo", "word " * 2000), 400, "context"),
         (lambda api: api.delete("demo"), 404, "There is no /api/delete here"),
@@ -377,3 +382,63 @@ def test_a_missing_key_is_a_401_in_ollamas_format(open_server: Callable[..., htt
     with pytest.raises(ollama.ResponseError, match="admin key") as caught:
         api.generate("demo", "", keep_alive="0s")
     assert caught.value.status_code == 403
+
+
+def test_an_error_during_a_stream_is_its_last_line(runtime: Runtime) -> None:
+    llm = LLM(device="cpu", dtype="float32", runtime=runtime, max_model_len=512)
+    with serving(llm, limits=Limits(request_timeout_s=0.2)) as address, paused_engine(llm):
+        parts = ollama.Client(host=address).chat("demo", messages=MESSAGES, stream=True)
+        assert next(parts).message.content
+        with pytest.raises(ollama.ResponseError, match="not finished"):
+            list(parts)
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory, runtime: Runtime) -> Held:
+    path = str(copy_demo(tmp_path_factory.mktemp("models") / "demo"))
+    config = EngineConfig(device="cpu", dtype="float32", max_model_len=256)
+    return Held(engine_inprocess("slow", path, config, runtime=runtime))
+
+
+@pytest.fixture(scope="module")
+def on_demand(held: Held) -> Iterator[str]:
+    """The address of a server that loads its model at the first request, if `held` lets it."""
+    with serving(ModelPool([ModelSource("slow", held.open, max_model_len=256, ttl_s=300)], max_loaded=1)) as address:
+        yield address
+
+
+def test_a_model_on_demand_is_loaded_and_unloaded(on_demand: str, held: Held) -> None:
+    held.may_load.set()
+    api = ollama.Client(host=on_demand)
+    (listed,) = api.list().models
+    assert (listed.model, listed.details.family) == ("slow", "")
+    assert api.show("slow").modelinfo["unknown.context_length"] == 256
+    assert list(api.ps().models) == [], "neither listing nor describing it loads it"
+    loading = api.chat("slow:latest", messages=MESSAGES, options={"num_predict": 2})
+    assert loading.total_duration > loading.load_duration > 0
+    (running,) = api.ps().models
+    assert 0 < (running.expires_at - datetime.now(UTC)).total_seconds() <= 300
+    for keep_alive in (0, "0s"):
+        assert api.generate("slow", "", keep_alive=keep_alive).done_reason == "unload"
+        assert list(api.ps().models) == []
+        assert api.chat("slow", messages=[], keep_alive=-1).done_reason == "load"
+        assert [model.model for model in api.ps().models] == ["slow"]
+
+
+def test_a_stream_that_waits_for_its_model_is_lines_of_json(
+    on_demand: str, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What keeps the connection open meanwhile is white space before the first object."""
+    monkeypatch.setattr("aethermind.server.openai.serving._LOADING_COMMENT_INTERVAL_S", 0.01)
+    ollama.Client(host=on_demand).generate("slow", "", keep_alive=0)
+    held.may_load.clear()
+    body = {"model": "slow", "messages": MESSAGES, "options": {"num_predict": 3}}
+    received = []
+    with httpx.Client(timeout=30) as http, http.stream("POST", f"{on_demand}/api/chat", json=body) as answer:
+        assert answer.headers["Content-Type"] == "application/x-ndjson"
+        for piece in answer.iter_bytes():
+            received.append(piece)
+            held.may_load.set()
+    assert received[0] == b" "
+    objects = [json.loads(line) for line in b"".join(received).splitlines()]
+    assert [answer["done"] for answer in objects] == [False] * (len(objects) - 1) + [True]

@@ -329,8 +329,13 @@ class OllamaParams:
                 return f"{body.system}\n\n{body.prompt}" if body.system and not body.raw else body.prompt or ""
         if body.think is not None:
             self.chat = self._with_thinking(model, body.think)
-        with renamed_fields(_FIELD_NAMES):
-            return self.chat.prompt(model, ignored)
+        try:
+            with renamed_fields(_FIELD_NAMES):
+                return self.chat.prompt(model, ignored)
+        except ApiError as error:
+            if error.param == "tools":  # clients look for these words, and ask again without tools
+                error.message = f"{model.name} does not support tools: its chat template does not read them."
+            raise
 
     def _with_thinking(self, model: ServedModel, think: bool | str) -> ChatRequest:
         """The chat request with the variables of the chat template that turn thinking on or off.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
-from aethermind.engine.requests.prompt_reader import TextToEmbed
+from aethermind.engine.requests.prompt_reader import EnginePrompt, TextToEmbed
 from aethermind.errors import ContextLengthError, RequestTimeoutError
 from aethermind.server.cancellation import unless_disconnected
 from aethermind.server.observation.observer import EmbeddingRecord
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt
+    from aethermind.engine.requests.prompt_reader import Prompt
     from aethermind.server.admission import AdmissionTicket
     from aethermind.server.served_model import ServedModel
 
@@ -107,9 +107,10 @@ async def _answer(
         ticket = resources.enter_context(state.admission.admit(1, request.state.tenant))
         model = await resources.enter_async_context(state.models.lease(body.model))
         texts = [TextToEmbed.of(prompt) for prompt in prompts]
-        tokenized = await model.read_all(
-            [await _beginning(model, text) for text in texts] if truncates else texts, "input"
-        )
+        if truncates:
+            tokenized = await _read_beginnings(model, texts)
+        else:
+            tokenized = await model.read_all(texts, "input")
         num_tokens = sum(len(prompt.token_ids) for prompt in tokenized)
         record.embedding = EmbeddingRecord(model.name, num_tokens)
         _check_size(num_tokens, len(tokenized), state.limits.max_queued_tokens)
@@ -134,21 +135,32 @@ def _openai_body(body: EmbeddingRequest) -> EmbeddingBody:
     return response_body
 
 
-async def _beginning(model: ServedModel, prompt: Prompt) -> Prompt:
-    """A prompt, or if it is a text that exceeds the context, as many of its first tokens as the context holds."""
+async def _read_beginnings(model: ServedModel, texts: Sequence[Prompt]) -> list[EnginePrompt]:
+    """Tokenise texts; of a text that exceeds the context as many of its first tokens as the context holds."""
     limit = model.info.max_model_len
-    try:
-        read = await model.read(prompt)
-    except ContextLengthError:
-        assert isinstance(prompt, str)
-        beginning = str(prompt[: limit * _CHARS_PER_TOKEN])
-        token_ids = await asyncio.to_thread(model.tokenizer.encode, beginning, add_special_tokens=True)
-    else:
-        token_ids = list(read.token_ids)
+    read = []
+    for text in texts:
+        try:
+            prompt = await model.read(text)
+        except ContextLengthError:
+            assert isinstance(text, str)
+            beginning = str(text[: limit * _CHARS_PER_TOKEN])
+            prompt = EnginePrompt(text, await asyncio.to_thread(_encode, model, beginning))
+        read.append(_truncated(prompt, model, limit))
+        await asyncio.sleep(0)
+    return read
+
+
+def _encode(model: ServedModel, text: str) -> list[int]:
+    return model.tokenizer.encode(text, add_special_tokens=True)
+
+
+def _truncated(prompt: EnginePrompt, model: ServedModel, limit: int) -> EnginePrompt:
+    token_ids = prompt.token_ids
     if len(token_ids) <= limit:
         return prompt
     is_ended = token_ids[-1] in model.tokenizer.special_token_ids  # such as [SEP], which encoders need at the end
-    return {"prompt_token_ids": [*token_ids[: limit - 1], token_ids[-1] if is_ended else token_ids[limit - 1]]}
+    return EnginePrompt(None, [*token_ids[: limit - 1], token_ids[-1] if is_ended else token_ids[limit - 1]])
 
 
 def _check_size(num_tokens: int, num_texts: int, max_tokens: int) -> None:
