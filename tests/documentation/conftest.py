@@ -43,6 +43,7 @@ def folder(tmp_path: Path, quantised: Path) -> Path:
     """Where a reader might stand."""
     for name in MODELS:
         shutil.copytree(DEMO, tmp_path / name)
+    write_model_with_tools(tmp_path / "Qwen3-0.6B")
     shapes = linear_shapes(json.loads((DEMO / "config.json").read_text(encoding="utf-8")))
     for seed, name in enumerate(ADAPTERS):
         write_adapter(tmp_path / "adapters" / name, shapes, seed=seed, size=0.2)
@@ -53,6 +54,18 @@ def folder(tmp_path: Path, quantised: Path) -> Path:
     shutil.copy(ROOT / "README.md", tmp_path)
     (tmp_path / "requests.jsonl").write_text(BATCH_LINE, encoding="utf-8")
     return tmp_path
+
+
+def write_model_with_tools(folder: Path) -> None:
+    """A copy of the demo model whose chat template writes tools and calls."""
+    shutil.copytree(DEMO, folder)
+    (folder / "chat_template.jinja").write_text(
+        "{% for tool in tools or () %}{{ tool.function.name }} {% endfor %}{% for message in messages %}"
+        "<|im_start|>{{ message.role }}\n{{ message.content or '' }}{% for call in message.tool_calls or () %}"
+        '\n<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+        "\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
 
 
 def _put_into_cache(cache: Path, name: str, model: Path) -> None:

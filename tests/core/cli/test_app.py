@@ -52,6 +52,8 @@ COMMANDS = (
     ("cache",),
     ("cache", "list"),
     ("cache", "clear"),
+    ("tools",),
+    ("tools", "check"),
     ("bench",),
     ("bench", "latency"),
     ("bench", "limits"),

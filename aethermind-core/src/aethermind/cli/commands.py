@@ -69,6 +69,7 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "models": CommandSpec("models", "List models: installed, on disk, or downloaded."),
     "tokenize": CommandSpec("tokens", "Show the tokens of a text, one per line with its id.", "TOKENIZE_EXAMPLES"),
     "detokenize": CommandSpec("tokens", "Print the text of token ids, special tokens included.", "DETOKENIZE_EXAMPLES"),
+    "tools": CommandSpec("tools", "Check how tool calls of a model are read.", has_settings=False, is_group=True),
     "ops": CommandSpec("ops", "List the operators, and how each device computes them.", has_settings=False),
     "profile": CommandSpec("profile", "Show where time and memory go."),
     "conform": CommandSpec(
