@@ -1,0 +1,55 @@
+"""The time of a server to switch between two models of which one may be loaded, whose packed weights are on disk.
+
+    python -m tests.bench.bench_switch MODEL [--rounds 6]
+
+The models are one directory under two names. A round asks the one that is not loaded for a token, so its seconds are
+those of stopping an engine, starting another, and computing a token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+from tests.soak.server import Server, started
+
+__all__ = ["main"]
+
+_NAMES = "first", "second"
+_WAIT_S = 30.0
+"""For the thread that writes packed weights once a model is idle."""
+
+
+def seconds_to_first_token(server: Server, name: str) -> float:
+    """Ask a model for a token."""
+    began = time.perf_counter()
+    body = {"model": name, "prompt": "Once upon a time", "max_tokens": 1, "temperature": 0}
+    httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).raise_for_status()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Measure, and print the seconds of each round."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("model", type=Path, help="a directory with safetensors")
+    parser.add_argument("--rounds", type=int, default=6)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in _NAMES:
+            target = Path(folder) / name
+            target.mkdir()
+            for path in options.model.iterdir():
+                (target / path.name).symlink_to(path.resolve())
+        with started(["--models-dir", folder, "--models-max", "1", "--max-model-len", "2048"]) as server:
+            for name in _NAMES:
+                seconds_to_first_token(server, name)
+                time.sleep(_WAIT_S)
+            for number in range(options.rounds):
+                print(f"{seconds_to_first_token(server, _NAMES[number % 2]):.2f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
