@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aethermind.cli.exit_signals import signals_exit
+from aethermind.cli.app import signals_exit
 
 SIGNALS = [signal.SIGTERM, signal.SIGHUP]
 

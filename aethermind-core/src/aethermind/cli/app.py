@@ -6,11 +6,15 @@ import errno
 import logging
 import os
 import select
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from shutil import get_terminal_size
+from types import FrameType
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -19,10 +23,12 @@ from typer.core import TyperGroup
 from aethermind import env, log
 from aethermind.cli import console
 from aethermind.cli.commands import COMMANDS, COMPLETION_VARIABLE, LazyCommands, equivalent_command
-from aethermind.cli.exit_signals import signals_exit
 from aethermind.errors import AetherMindError, SettingsError
 
-__all__ = ["app", "run"]
+__all__ = ["app", "run", "signals_exit"]
+
+_EXIT_SIGNALS = ("SIGTERM", "SIGHUP")
+"""SIGHUP is sent when the terminal is closed. Windows does not have it."""
 
 
 class Commands(TyperGroup):
@@ -207,3 +213,26 @@ def run() -> None:
         import_module("typer.completion").completion_init()
     with signals_exit():
         app(prog_name="aethermind")
+
+
+@contextmanager
+def signals_exit() -> Iterator[None]:
+    """Raise SystemExit for the signals that end a process by default; `nohup` makes it ignore SIGHUP.
+
+    Temporary files are deleted then, and typed lines are saved. A second signal ends the process at once. The exit code
+    is that of shells: 128 and the signal's number.
+    """
+    numbers = [getattr(signal, name) for name in _EXIT_SIGNALS if hasattr(signal, name)]
+    changed = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    for number in changed:
+        signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _exit(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    sys.exit(128 + number)
