@@ -225,6 +225,17 @@ def test_a_message_with_only_calls_has_the_content_that_the_template_expects(
     assert _rendered(template, messages) == expected
 
 
+def test_content_and_reasoning_before_a_call_are_joined_where_the_template_takes_one_of_them() -> None:
+    """The template of gpt-oss refuses both, and clients send back what the answer had."""
+    template = (
+        "{% for m in messages %}{% if m.tool_calls %}{% if m.content and m.thinking %}{{ raise_exception('both') }}"
+        "{% endif %}[{{ m.thinking or m.content }}] CALL{% else %}{{ m.content }}{% endif %} {% endfor %}"
+    )
+    call = {**HISTORY[1], "content": "I look.", "reasoning_content": "Hm."}
+    assert _rendered(template, [HISTORY[0], call, HISTORY[2]]) == "hi [Hm.\nI look.] CALL noon "
+    assert _rendered(template, [HISTORY[0], {**call, "content": None}, HISTORY[2]]) == "hi [Hm.] CALL noon "
+
+
 def test_the_error_of_a_template_that_rejects_calls_is_shown() -> None:
     with pytest.raises(TokenizerError, match="refuses these messages: no calls"):
         _rendered(

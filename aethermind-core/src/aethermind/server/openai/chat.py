@@ -205,4 +205,16 @@ def _render_chat(
             raise
         with suppress(TokenizerError):  # templates of DeepSeek's models concatenate arguments as JSON text
             return render([message.for_template(empty, keep_json_text=True) for message in messages])
+        with suppress(TokenizerError):
+            return render([_with_joined_reasoning(message.for_template(empty), empty) for message in messages])
         raise
+
+
+def _with_joined_reasoning(message: dict[str, Any], empty: str | None) -> dict[str, Any]:
+    """A message with calls whose content is appended to its reasoning: the template of gpt-oss has room for one."""
+    reasoning, content = message.get("reasoning_content") or message.get("reasoning"), message["content"]
+    if not (message.get("tool_calls") and reasoning and isinstance(content, str) and content):
+        return message
+    joined = {**message, "content": empty, "reasoning_content": f"{reasoning}\n{content}"}
+    joined.pop("reasoning", None)
+    return joined
