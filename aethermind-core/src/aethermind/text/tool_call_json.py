@@ -168,4 +168,7 @@ class TaggedCall:
 
 def overlap(text: str, tag: str) -> int:
     """Return the length of the longest suffix of `text` that is a proper prefix of `tag`."""
-    return next((size for size in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:size])), 0)
+    begin = text.find(tag[0], max(0, len(text) - len(tag) + 1))
+    while begin >= 0 and not tag.startswith(text[begin:]):
+        begin = text.find(tag[0], begin + 1)
+    return 0 if begin < 0 else len(text) - begin

@@ -211,7 +211,7 @@ def _render_chat(
 
 
 def _with_joined_reasoning(message: dict[str, Any], empty: str | None) -> dict[str, Any]:
-    """A message with calls whose content is appended to its reasoning: the template of gpt-oss has room for one."""
+    """A message with calls whose content is appended to its reasoning: gpt-oss takes one of them."""
     reasoning, content = message.get("reasoning_content") or message.get("reasoning"), message["content"]
     if not (message.get("tool_calls") and reasoning and isinstance(content, str) and content):
         return message
