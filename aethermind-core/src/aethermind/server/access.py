@@ -295,7 +295,7 @@ class AccessMiddleware:
             await self._app(scope, receive, send)
             return
         scope["state"]["record"].error_code = error.code
-        await error.response(scope["path"])(scope, receive, send)
+        await error.response(scope["path"], scope["state"]["request_id"])(scope, receive, send)
 
     def _rejection(self, scope: Scope) -> ApiError | None:
         """The error that rejects a request; None if the request may pass."""
@@ -382,7 +382,10 @@ def _tenant(scope: Scope, tenants: Tenants) -> Tenant | None:
 
 
 def _key_of(scope: Scope) -> str:
-    """The key that a request sends, empty for none. The scheme is case-insensitive (RFC 9110, 11.1)."""
-    sent = header_of(scope, b"authorization") or ""
+    """The key that a request sends, empty for none. The scheme is case-insensitive (RFC 9110, 11.1).
+
+    Anthropic's clients send an API key as `X-Api-Key`, and a token as others do.
+    """
+    sent = header_of(scope, b"authorization") or header_of(scope, b"x-api-key") or ""
     scheme, _, key = sent.partition(" ")
     return key.strip() if scheme.lower() == "bearer" else sent

@@ -11,6 +11,8 @@ from starlette.middleware.cors import CORSMiddleware
 from aethermind import __version__
 from aethermind.server.access import AccessMiddleware, Tenants, admin_key_hash
 from aethermind.server.admission import AdmissionController, Limits
+from aethermind.server.anthropic.routes import count_router
+from aethermind.server.anthropic.routes import router as messages_routes
 from aethermind.server.cancellation import InFlightRequests
 from aethermind.server.cancellation import router as request_routes
 from aethermind.server.management import router as management_routes
@@ -77,12 +79,12 @@ def create_app(
     state.ignored_fields = None if strict_requests else IgnoredFields()
     state.metrics = Metrics(state.models, state.admission)
     install_error_handlers(app)
-    app.add_middleware(DirectDispatch, routes=[*openai_routes.routes, *ollama_routes.routes])
+    app.add_middleware(DirectDispatch, routes=[*openai_routes.routes, *ollama_routes.routes, *messages_routes.routes])
     app.add_middleware(
         AccessMiddleware,
         tenants=tenants,
         admission=state.admission,
-        admission_paths=_post_paths(openai_routes) | _post_paths(ollama_routes),
+        admission_paths=_post_paths(openai_routes) | _post_paths(ollama_routes) | _post_paths(messages_routes),
         max_header_bytes=state.limits.max_header_bytes,
         only_local=only_local,
         origins=frozenset(origins),
@@ -98,7 +100,10 @@ def create_app(
         )
     app.add_middleware(Observer, metrics=state.metrics, log_prompts=log_prompts, tracing=tracing)
     _add_probes(app)
-    documented = (openai_routes, management_routes, token_routes, ollama_routes, ollama_model_routes)
+    documented = (
+        *(openai_routes, messages_routes, count_router, management_routes, token_routes),
+        *(ollama_routes, ollama_model_routes),
+    )
     for routes in (*documented, request_routes, web_ui_routes):
         app.include_router(routes)
     state.documented_paths = [*_PROBES]

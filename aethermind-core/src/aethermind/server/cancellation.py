@@ -123,7 +123,7 @@ class _InFlightRequest(NamedTuple):
 
 
 def _key(request_id: str) -> str:
-    """The part that all ids of a request share: `req_…` in the header, `chatcmpl-…`, `cmpl-…`, `resp_…` in answers."""
+    """The part that all ids of a request share: `req_…` in the header; `chatcmpl-…`, `cmpl-…`, `resp_…`, `msg_…`."""
     return request_id.rpartition("_")[2].rpartition("-")[2]
 
 

@@ -15,6 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 
 from aethermind.log import get_logger, quoted
 from aethermind.server.access import header_of
+from aethermind.server.anthropic import is_messages_path
 from aethermind.server.openai.errors import LIMIT_CODES, as_api_error
 
 if TYPE_CHECKING:
@@ -172,9 +173,10 @@ _log = get_logger("aethermind.request")
 class Observer:
     """ASGI middleware that observes requests. `state.record` of a request is its record, which inner layers fill.
 
-    `X-Request-Id` of a response is the server's id. The client's own id is only repeated, as `X-Client-Request-Id` and
-    in the log. Unexpected exceptions become a 500 here, so that they are counted, too. Records, and so the log, contain
-    prompts only with `log_prompts`. With `tracing`, each request is a span.
+    `X-Request-Id` of a response, for Anthropic's clients `Request-Id`, is the server's id. The client's own id is only
+    repeated, as `X-Client-Request-Id` and in the log. Unexpected exceptions become a 500 here, so that they are
+    counted, too. Records, and so the log, contain prompts only with `log_prompts`. With `tracing`, each request is a
+    span.
     """
 
     def __init__(
@@ -202,6 +204,8 @@ class Observer:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = record.request_id
+                if is_messages_path(record.path):
+                    headers["Request-Id"] = record.request_id
                 if record.client_id is not None:
                     headers["X-Client-Request-Id"] = record.client_id
                 record.status = message["status"]
@@ -217,7 +221,7 @@ class Observer:
             record.error_code = failure.code
             if record.status is not None:  # the response has started and is left incomplete
                 raise
-            await failure.response(scope["path"])(scope, receive, send_observed)
+            await failure.response(scope["path"], record.request_id)(scope, receive, send_observed)
         finally:
             record.ended_s = time.perf_counter()
             self._metrics.end_request()

@@ -26,6 +26,7 @@ __all__ = ["Tracing", "open_tracing"]
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
+    "/v1/messages": "chat",
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
 }

@@ -23,6 +23,8 @@ from aethermind.errors import (
     RequestTimeoutError,
 )
 from aethermind.log import get_logger
+from aethermind.server.anthropic import error_body as messages_error_body
+from aethermind.server.anthropic import is_messages_path
 
 __all__ = [
     "ApiError",
@@ -66,15 +68,17 @@ class ApiError(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
 
-    def body(self, path: str = "") -> dict[str, Any]:
+    def body(self, path: str = "", request_id: str | None = None) -> dict[str, Any]:
         """The JSON body of the response to a request for `path`, in the format of the path's protocol."""
+        if is_messages_path(path):
+            return messages_error_body(self.status, self.message, self.code, request_id)
         for prefix, format_error in _FORMATS.items():
             if path.startswith(prefix):
                 return format_error(self)
         return _openai_body(self)
 
-    def response(self, path: str) -> JSONResponse:
-        """The response to a request for `path`, with the headers of its status."""
+    def response(self, path: str, request_id: str) -> JSONResponse:
+        """The response to the request `request_id` for `path`, with the headers of its status."""
         headers = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
@@ -82,7 +86,7 @@ class ApiError(Exception):
             headers["X-Should-Retry"] = "false"  # OpenAI's clients retry a 408 otherwise, and would time out again
         if self.status in (408, 413) or self.code == "draining":
             headers["Connection"] = "close"  # the rest of the body is not read
-        return JSONResponse(self.body(path), self.status, headers)
+        return JSONResponse(self.body(path, request_id), self.status, headers)
 
 
 def _openai_body(error: ApiError) -> dict[str, Any]:
@@ -93,7 +97,7 @@ def _openai_body(error: ApiError) -> dict[str, Any]:
 _FORMATS: Mapping[str, Callable[[ApiError], dict[str, Any]]] = {
     "/api/": lambda error: {"error": error.message},  # Ollama
 }
-"""The bodies of errors in other protocols, by the prefix of their paths."""
+"""The bodies of errors in protocols other than Anthropic's, by the prefix of their paths."""
 
 
 def draining() -> ApiError:
@@ -142,7 +146,7 @@ LIMIT_CODES = frozenset(
 async def _handle_error(request: Request, error: Exception) -> JSONResponse:
     failure = as_api_error(error)
     request.state.record.error_code = failure.code
-    return failure.response(request.url.path)
+    return failure.response(request.url.path, request.state.request_id)
 
 
 async def _handle_validation_error(request: Request, error: Exception) -> JSONResponse:
@@ -162,7 +166,7 @@ async def _handle_http_exception(request: Request, error: Exception) -> JSONResp
         405: f"{request.method:.20} does not go with {url:.100}; use {allowed}.",
     }
     failure = ApiError(error.status_code, messages.get(error.status_code, str(error.detail)))
-    return JSONResponse(failure.body(url), error.status_code, error.headers)
+    return JSONResponse(failure.body(url, request.state.request_id), error.status_code, error.headers)
 
 
 def _path_suggestion(request: Request) -> str:

@@ -24,6 +24,7 @@ __all__ = [
     "CommonFields",
     "SamplingFields",
     "StreamOptions",
+    "StructuredOutputsFields",
     "invalid_arguments_as_400",
     "renamed_fields",
     "sampling_params",

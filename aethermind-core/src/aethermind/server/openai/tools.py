@@ -17,16 +17,26 @@ from aethermind.server.openai.json_body import StrictModel
 from aethermind.text.answer_parts import Content, Reasoning, ToolCall
 from aethermind.text.tool_call_json import read_calls
 
-__all__ = ["RequestToolCall", "RequiredCallParser", "Tool", "ToolChoice", "call_constraint", "call_id", "delta_of"]
+__all__ = [
+    "RequestToolCall",
+    "RequiredCallParser",
+    "Tool",
+    "ToolChoice",
+    "ToolName",
+    "call_constraint",
+    "call_id",
+    "delta_of",
+]
 
-_Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+"""The name of a tool. OpenAI's API has names of up to 64 characters, Anthropic's of up to 128."""
 
 
 class Function(StrictModel):
     """A function that the model may call; `parameters` is the JSON schema of its arguments."""
 
     location = "tools.function"
-    name: _Name
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

@@ -22,6 +22,7 @@ __all__ = [
     "UNSUPPORTED_IN_FORMATS",
     "UNSUPPORTED_IN_GENERATION",
     "UNSUPPORTED_IN_MESSAGES",
+    "UNSUPPORTED_IN_MESSAGES_API",
     "UnsupportedField",
 ]
 
@@ -206,6 +207,20 @@ UNSUPPORTED_IN_CHATS: Mapping[str, UnsupportedField] = {
     "add_special_tokens": _no_equivalent(False),
 }
 """The same for chats, where the chat template writes the special tokens."""
+
+UNSUPPORTED_IN_MESSAGES_API: Mapping[str, UnsupportedField] = {
+    **UNSUPPORTED_IN_CHATS,
+    "max_completion_tokens": _use_instead("max_tokens"),
+    "max_output_tokens": _use_instead("max_tokens"),
+    "stop": _use_instead("stop_sequences", []),
+    "instructions": _use_instead("system", ""),
+    "response_format": _use_instead("output_config.format", {"type": "text"}),
+    "reasoning_effort": _use_instead("output_config.effort"),
+    "enable_thinking": _use_instead('thinking, such as {"type": "disabled"}'),
+    "mcp_servers": UnsupportedField(([],), "Give the servers' tools as tools."),
+    "container": _no_equivalent(),
+}
+"""The same for Anthropic's Messages API."""
 
 UNSUPPORTED_IN_COMPLETIONS: Mapping[str, UnsupportedField] = {
     **UNSUPPORTED_IN_GENERATION,
