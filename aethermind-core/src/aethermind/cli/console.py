@@ -6,12 +6,16 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from aethermind.engine.loading.weight_formats import FormatUsage
 
 __all__ = [
     "TextWriter",
     "can_redraw",
     "columns",
+    "describe_weight_formats",
     "examples",
     "has_colour",
     "is_terminal",
@@ -21,6 +25,7 @@ __all__ = [
     "quantity",
     "style",
     "version",
+    "weight_format_record",
     "without_nan",
 ]
 
@@ -148,3 +153,35 @@ class TextWriter:
 
     def _write(self, part: str) -> None:
         self._stream.write(part)
+
+
+def weight_format_record(use: FormatUsage) -> dict[str, Any]:
+    """Return one format's entry of `--json`: how many parameters use it, and their size."""
+    return {
+        "name": use.name,
+        "num_parameters": use.num_parameters,
+        "num_dequantized": use.num_dequantized,
+        "num_values": use.num_values,
+        "nbytes": use.nbytes,
+        "bits_per_weight": use.bits_per_weight,
+    }
+
+
+def describe_weight_formats(records: Sequence[dict[str, Any]]) -> str:
+    """Return text such as `168 matrices in int4: 201 MB, 4.50 bits per weight; …`; empty if all weights are dense."""
+    return "; ".join(map(_describe_weight_format, records))
+
+
+def _describe_weight_format(record: dict[str, Any]) -> str:
+    count, num_dequantized = record["num_parameters"], record["num_dequantized"]
+    text = (
+        f"{count} {'matrix' if count == 1 else 'matrices'} in {record['name']}: "
+        f"{quantity(record['nbytes'], 'B')}, {record['bits_per_weight']:.2f} bits per weight"
+    )
+    if num_dequantized:
+        text += (
+            ", dequantized to float32"
+            if num_dequantized == count
+            else f", {num_dequantized} of them dequantized to float32"
+        )
+    return text

@@ -17,7 +17,6 @@ from aethermind.cli.diff import DEFAULT_PROMPT, print_diff
 from aethermind.cli.diff import diff as compare_devices
 from aethermind.cli.flags import is_on_command_line, with_settings
 from aethermind.cli.settings import DeviceOptions, KvCacheOptions, as_arguments
-from aethermind.cli.weight_format_report import as_record, describe
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -224,7 +223,7 @@ def examine(compiled: CompiledModel) -> dict[str, Any]:
         "device": str(compiled.open_device.device),
         "device_reason": compiled.open_device.selection.reason,
         "dtype": str(compiled.dtype),
-        "weight_formats": [as_record(use) for use in format_uses(compiled)],
+        "weight_formats": [console.weight_format_record(use) for use in format_uses(compiled)],
         "num_steps": len(default_step.plan.steps),
         "num_native_breaks": sum(step.kernel.native is None for step in default_step.plan.steps),
         "fallbacks": list(default_step.fallbacks) if may_fall_back else [],
@@ -293,7 +292,7 @@ def _as_record(step: StepLine, may_fall_back: bool) -> dict[str, Any]:
 def _print_report(report: dict[str, Any]) -> None:
     print(f"{report['architecture']} on {report['device']} ({report['dtype']}): {report['device_reason']}")
     if report["weight_formats"]:
-        print(f"Weights: {describe(report['weight_formats'])}")
+        print(f"Weights: {console.describe_weight_formats(report['weight_formats'])}")
     origins = (f"{what} from {', '.join(packages) or 'no package'}" for what, packages in report["provenance"].items())
     print(f"Packages: {'; '.join(origins)}")
     rows: list[tuple[str, ...]] = []

@@ -22,7 +22,6 @@ from aethermind.checkpoint.sharded_index import NoWeightsError
 from aethermind.cli import console, options
 from aethermind.cli.flags import with_flags, with_settings
 from aethermind.cli.settings import DeviceOptions, KvCacheOptions, as_arguments
-from aethermind.cli.weight_format_report import as_record, describe
 from aethermind.errors import AetherMindError, ConfigError, InvalidArgumentError
 from aethermind.first_party import pip_install_command
 from aethermind.model.hf_files import require_directory
@@ -188,7 +187,7 @@ def estimate_memory(runtime: Runtime, path: Path, config: EngineConfig) -> dict[
         return {
             "device": str(compiled.open_device.device),
             "dtype": compiled.dtype.label,
-            "weight_formats": [as_record(use) for use in format_uses(compiled)],
+            "weight_formats": [console.weight_format_record(use) for use in format_uses(compiled)],
             "max_model_len": compiled.max_model_len,
             "num_kv_blocks": compiled.num_kv_blocks,
             "weight_bytes": constant_bytes(compiled.step.plan, compiled.parameter_types),
@@ -361,7 +360,7 @@ def _describe_estimate(estimate: dict[str, Any]) -> str:
         budget = f", more than the {console.quantity(available, 'B')} that may be used{advice},"
     parts = {PART_TITLES.get(name, name): nbytes for name, nbytes in estimate["parts"].items()}
     listed = ", ".join(f"{name} {console.quantity(nbytes, 'B')}" for name, nbytes in parts.items())
-    formats = f"; {describe(estimate['weight_formats'])}" if estimate["weight_formats"] else ""
+    formats = f"; {console.describe_weight_formats(estimate['weight_formats'])}" if estimate["weight_formats"] else ""
     host_bytes = sum(estimate["host_parts"].values())
     host_memory = f"; beside it {console.quantity(host_bytes, 'B')} of host memory" if host_bytes else ""
     return (

@@ -12,7 +12,6 @@ from aethermind.cli import console, options
 from aethermind.cli.bench import limits
 from aethermind.cli.flags import with_settings
 from aethermind.cli.settings import DeviceOptions, ExecutionOptions
-from aethermind.cli.weight_format_report import as_record, describe
 
 if TYPE_CHECKING:
     from aethermind.engine.observation.roofline import StepShape
@@ -84,7 +83,7 @@ def latency(
             "model": llm.info.model,
             "device": llm.info.device,
             "dtype": llm.info.dtype,
-            "weight_formats": [as_record(use) for use in format_uses(llm.engine.compiled)],
+            "weight_formats": [console.weight_format_record(use) for use in format_uses(llm.engine.compiled)],
             "num_threads": llm.info.num_threads,
             "load_format": load_format,
             "adapter": adapter or None,
@@ -252,7 +251,11 @@ def _print_report(report: dict[str, Any], measured: MeasuredLimits | None) -> No
     rows += [
         ("first token", f"{report['ttft_s'] * 1e3:.1f} ms"),
         ("loading", f"{report['load_s'] * 1e3:.0f} ms"),
-        ("weights", console.quantity(report["weight_bytes"], "B"), describe(report["weight_formats"])),
+        (
+            "weights",
+            console.quantity(report["weight_bytes"], "B"),
+            console.describe_weight_formats(report["weight_formats"]),
+        ),
         ("peak memory", "unknown" if peak is None else console.quantity(peak, "B")),
     ]
     print(console.columns(rows))

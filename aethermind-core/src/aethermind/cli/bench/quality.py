@@ -13,7 +13,6 @@ import typer
 from aethermind.cli import console, options
 from aethermind.cli.flags import with_settings
 from aethermind.cli.prompt_text import read_text
-from aethermind.cli.weight_format_report import as_record
 from aethermind.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -204,7 +203,7 @@ def window_logits(llm: LLM, windows: Sequence[Sequence[int]]) -> np.ndarray[Any,
 def _measure_format(llm: LLM, expected: np.ndarray[Any, Any], windows: Sequence[Sequence[int]]) -> dict[str, Any]:
     from aethermind.engine.loading.weight_formats import format_uses
 
-    uses = [as_record(use) for use in format_uses(llm.engine.compiled)]
+    uses = [console.weight_format_record(use) for use in format_uses(llm.engine.compiled)]
     num_values = sum(use["num_values"] for use in uses)
     return {
         "weight_formats": uses,
