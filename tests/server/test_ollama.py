@@ -16,7 +16,7 @@ import openai
 import pytest
 from tests.end_to_end.models import copy_demo
 from tests.server.conftest import paused_engine, serving
-from tests.server.test_abuse import HOSTILE
+from tests.server.test_abuse import HOSTILE, MALFORMED
 from tests.server.test_models_on_demand import Held
 
 from aethermind import LLM, Runtime
@@ -55,11 +55,6 @@ TOOLS = [
         },
     }
 ]
-MALFORMED = (
-    *("nothing", "no JSON", "no object", "text", "NaN", "more digits than Python reads", "lone surrogate", "no UTF-8"),
-    *("deep list", "deep object", "name given twice", "null byte after the end"),
-)
-"""The hostile bodies that are invalid for every endpoint."""
 TEMPLATE = b"""{% for tool in tools or () %}{{ tool.function.name }} {% endfor %}{{ enable_thinking }}
 {% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}{{ message.reasoning_content }}
 {%- for call in message.tool_calls or () %}{{ call.id }}{{ call.function.name }}{{ call.function.arguments.place }}
@@ -276,7 +271,7 @@ def test_calls_and_results_without_ids_are_paired(llm: LLM) -> None:
 
 
 THOUGHTS = AnswerFormat(reasoning=("<think>", "</think>"), tool_calls=(HERMES_CALLS,))
-CALL = '<tool_call>{"name": "weather", "arguments": {"place": "Rome", "far": 1e999}}</tool_call>'
+CALL = '<tool_call>{"name": "weather", "arguments": {"place": "Rome\\ud83e", "far": 1e999}}</tool_call>'
 ANSWERS = [
     "<think>I see.</think>\n\nYes, <think> is a tag.",
     f"<think>Which?</think>Look: {CALL}\n{CALL} done",
@@ -299,6 +294,7 @@ def test_thoughts_and_calls_are_the_same_for_any_chunking(llm: LLM, text: str) -
 
     end = OutputDelta("", [delta(text, True)], True, RequestMetrics(0.0, None, 0.0), 1)
     whole = builder().full_response([OutputAccumulator("x", [1]).add(end)])["message"]
+    assert json.dumps(whole, ensure_ascii=False, allow_nan=False).encode()
     generator = random.Random(text)
     for _ in range(50):
         cuts = sorted(generator.choices(range(len(text) + 1), k=generator.randrange(1, 12)))
@@ -315,7 +311,7 @@ def test_thoughts_and_calls_are_the_same_for_any_chunking(llm: LLM, text: str) -
             assert "".join(message.get(key, "") for message in messages) == whole.get(key, "")
         calls = [call["function"] for message in messages for call in message.get("tool_calls", ())]
         assert calls == [call["function"] for call in whole.get("tool_calls", ())]
-        assert all(call["arguments"] == {"place": "Rome", "far": "1e999"} for call in calls)
+        assert all(call["arguments"] == {"place": "Rome?", "far": "1e999"} for call in calls)
 
 
 def test_without_a_prompt_a_model_is_loaded(api: ollama.Client) -> None:

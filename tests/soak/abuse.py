@@ -12,11 +12,14 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis.generation import GenerationMode
-from tests.server.test_abuse import HOSTILE
+from tests.server.test_abuse import HOSTILE, MALFORMED
 from tests.soak.report import Figure, percentile
 from tests.soak.server import Server
 
 __all__ = ["hostile", "schema"]
+
+_OTHER_PROTOCOLS = ("/api/chat", "/api/generate")
+"""Paths that get the bodies that are invalid for every endpoint."""
 
 
 async def hostile(server: Server, num_rounds: int) -> list[Figure]:
@@ -24,9 +27,11 @@ async def hostile(server: Server, num_rounds: int) -> list[Figure]:
     seconds, others = [], 0
     with httpx.Client(base_url=server.url, timeout=60, trust_env=False) as http:
         for _ in range(num_rounds):
-            for content in HOSTILE.values():
+            bodies = [("/v1/completions", content) for content in HOSTILE.values()]
+            bodies += [(path, HOSTILE[name]) for path in _OTHER_PROTOCOLS for name in MALFORMED]
+            for path, content in bodies:
                 start_s = time.perf_counter()
-                others += http.post("/v1/completions", content=content).status_code != 400
+                others += http.post(path, content=content).status_code != 400
                 seconds.append(time.perf_counter() - start_s)
     return [
         Figure("hostile bodies", len(seconds)),

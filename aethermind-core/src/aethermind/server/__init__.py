@@ -1,4 +1,4 @@
-"""The HTTP server: OpenAI's API for one or several models. It needs the extra `serve` of `aethermind`."""
+"""The HTTP server: OpenAI's and Ollama's API for one or several models. It needs the extra `serve` of `aethermind`."""
 
 from __future__ import annotations
 

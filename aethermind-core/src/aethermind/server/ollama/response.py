@@ -118,10 +118,17 @@ class OllamaResponseBuilder(ResponseBuilder):
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:
-    """A call with its arguments as an object. Numbers that JSON's readers cannot hold are their texts."""
-    arguments = json.loads(call.arguments, parse_float=_finite, parse_int=_bounded, parse_constant=str)
-    function = {"index": call.call_index, "name": call.name, "arguments": arguments}
+    """A call with its arguments as an object."""
+    function = {"index": call.call_index, "name": call.name, "arguments": _arguments(call.arguments)}
     return {"id": call_id(), "function": function}
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call. Numbers that readers of JSON cannot hold are their texts, half characters are `?`."""
+    arguments: dict[str, Any] = json.loads(text, parse_float=_finite, parse_int=_bounded, parse_constant=str)
+    if "\\u" in text:
+        arguments = json.loads(json.dumps(arguments, ensure_ascii=False).encode(errors="replace"))
+    return arguments
 
 
 def _finite(text: str) -> float | str:
