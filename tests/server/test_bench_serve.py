@@ -116,7 +116,7 @@ def test_a_full_server_is_counted_by_kind() -> None:
 
     def answer_some(_: dict[str, Any]) -> tuple[int, bytes]:
         if next(seats, None) is None:
-            return 429, json.dumps(ApiError(429, "The server is full.", code="overloaded").body).encode()
+            return 429, json.dumps(ApiError(429, "The server is full.", code="overloaded").body()).encode()
         return 200, sse(piece("a", "length"), b"[DONE]")
 
     with answering(answer_some) as full:
