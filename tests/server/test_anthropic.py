@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.end_to_end.models import copy_demo
 from tests.server.conftest import serving, unread
+from tests.server.test_abuse import HOSTILE
 
 from aethermind import LLM, Runtime
 from aethermind.engine.requests.output import CompletionOutput, RequestMetrics, RequestOutput
@@ -314,6 +315,16 @@ def test_invalid_requests_are_a_400(http: httpx.Client, change: Any, message: st
     assert re.match(message, body["error"].pop("message"))
     request_id = answer.headers["request-id"]
     assert body == {"type": "error", "error": {"type": "invalid_request_error"}, "request_id": request_id}
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_bodies_are_400(http: httpx.Client, name: str, path: str) -> None:
+    answer = http.post(path, content=HOSTILE[name])
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert 10 < len(error["message"]) < 400
 
 
 def test_errors_are_the_exceptions_of_the_client(

@@ -211,6 +211,8 @@ def test_a_request_is_cancelled_while_its_model_loads(http: httpx.Client) -> Non
     assert chat["choices"][0]["finish_reason"] == "abort"
     response = cancelled_while_loading(http, "/v1/responses", {"input": "Hello"}).json()
     assert (response["status"], response["output"][0]["status"]) == ("cancelled", "incomplete")
+    message = cancelled_while_loading(http, "/v1/messages", CHAT).json()
+    assert (message["type"], message["content"], message["stop_reason"]) == ("message", [], None)
     embeddings = cancelled_while_loading(http, "/v1/embeddings", {"input": list(TEXTS)})
     assert (embeddings.status_code, embeddings.json()["error"]["code"]) == (499, "request_cancelled")
     assert status_of(http, "slow")["value"] == "loading", "it goes on"
@@ -229,6 +231,10 @@ def test_a_stream_is_cancelled_while_its_model_loads(
     text = cancelled_while_loading(http, "/v1/responses", {"input": "Hello", "stream": True}).text
     assert text.rsplit("event: ", 1)[1].startswith("response.incomplete\ndata: ")
     assert json.loads(text.rsplit("data: ", 1)[1])["response"]["status"] == "cancelled"
+    text = cancelled_while_loading(http, "/v1/messages", CHAT | {"stream": True}).text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    assert [event["type"] for event in events] == ["message_start", "message_delta", "message_stop"]
+    assert events[1]["delta"]["stop_reason"] is None
 
 
 def status_of(http: httpx.Client, name: str) -> dict[str, Any]:
@@ -246,6 +252,9 @@ def test_every_endpoint_loads_its_model(http: httpx.Client, held: Held) -> None:
         ("POST", "/v1/chat/completions", CHAT | {"model": "NAME"}),
         ("POST", "/v1/responses", {"model": "NAME", "input": "Hello", "max_output_tokens": 2}),
         ("POST", "/v1/responses", {"model": "NAME", "input": "Hello", "max_output_tokens": 2, "stream": True}),
+        ("POST", "/v1/messages", CHAT | {"model": "NAME"}),
+        ("POST", "/v1/messages", CHAT | {"model": "NAME", "stream": True}),
+        ("POST", "/v1/messages/count_tokens", {"model": "NAME", "messages": CHAT["messages"]}),
         ("POST", "/v1/embeddings", {"model": "NAME", "input": "Hello"}),
         ("POST", "/tokenize", {"model": "NAME", "prompt": "Hello"}),
         ("POST", "/detokenize", {"model": "NAME", "tokens": [1, 2]}),

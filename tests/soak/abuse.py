@@ -18,7 +18,7 @@ from tests.soak.server import Server
 
 __all__ = ["hostile", "schema"]
 
-_OTHER_PROTOCOLS = ("/api/chat", "/api/generate")
+_OTHER_PROTOCOLS = ("/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate")
 """Paths that get the bodies that are invalid for every endpoint."""
 
 
