@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.text.test_answer_parser import parse
 
+from aethermind.plugins.compatibility import DeprecatedUseWarning
 from aethermind.text.answer_format import (
     DEEPSEEK_CALLS,
     HERMES_CALLS,
@@ -232,3 +233,11 @@ def test_a_format_is_found_in_the_template_and_the_vocabulary() -> None:
     magistral = AnswerFormat().for_tokens(tokenizer("[TOOL_CALLS]", "[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]"))
     assert magistral.reasoning == ("[THINK]", "[/THINK]")
     assert magistral.control_tokens == ("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]")
+
+
+def test_a_pair_of_tags_is_calls_of_any_syntax() -> None:
+    """As plugins wrote it before there were syntaxes."""
+    with pytest.warns(DeprecatedUseWarning, match="use AnswerFormat.tool_calls"):
+        former = AnswerFormat(tool_call=("<call>", "</call>"))  # type: ignore[call-arg]
+    assert former == AnswerFormat(None, ("<call>", "</call>"))  # type: ignore[arg-type]
+    assert parse(['<call>{"name": "now", "arguments": {}}</call>'], former) == [ToolCall(0, "now", "{}")]

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from aethermind.plugins.compatibility import deprecated_fields
 from aethermind.text.harmony import HARMONY_TOKENS, opens_reasoning
 from aethermind.text.tool_call_syntax import ReadCalls, read_any, read_named, read_python, read_sections
 
@@ -86,12 +87,13 @@ _HARMONY_MARK = "<|channel|>analysis<|message|>"
 """Text in all chat templates of harmony."""
 
 
+@deprecated_fields(until="0.4", tool_call="tool_calls")
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
     """How a family of models marks reasoning and tool calls; None, empty and False where it does not.
 
-    Reasoning is between the two tags of a pair. With `has_bare_calls`, an answer that consists of calls, in JSON or
-    Python's syntax, is calls without tags.
+    Reasoning is between the two tags of a pair. `tool_calls` may be such a pair, around calls of any known syntax. With
+    `has_bare_calls`, an answer that consists of calls, in JSON or Python's syntax, is calls without tags.
     """
 
     reasoning: tuple[str, str] | None = None
@@ -101,6 +103,11 @@ class AnswerFormat:
     """Whether answers are messages in channels, as those of gpt-oss (see `text.harmony`)."""
     control_tokens: tuple[str, ...] = ()
     """The tags that are special tokens of the model. The parser needs them in the text; content never has them."""
+
+    def __post_init__(self) -> None:
+        if len(self.tool_calls) == 2 and all(isinstance(tag, str) for tag in self.tool_calls):
+            opening, closing = map(str, self.tool_calls)
+            object.__setattr__(self, "tool_calls", (CallSyntax(opening, closing, read_any),))
 
     def for_tokens(self, tokenizer: Tokenizer) -> AnswerFormat:
         """Return the format of a model with this tokenizer.
