@@ -3,7 +3,8 @@
     python -m tests.bench.bench_switch MODEL [--rounds 6]
 
 The models are one directory under two names. A round asks the one that is not loaded for a token, so its seconds are
-those of stopping an engine, starting another, and computing a token.
+those of stopping an engine, loading the other model in the spare process, and computing a token. The server starts the
+next spare process some seconds later, so rounds are that far apart.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ __all__ = ["main"]
 _NAMES = "first", "second"
 _WAIT_S = 30.0
 """For the thread that writes packed weights once a model is idle."""
+
+_PAUSE_S = 8.0
+"""Until the next spare process is there."""
 
 
 def seconds_to_first_token(server: Server, name: str) -> float:
@@ -48,6 +52,7 @@ def main() -> None:
                 seconds_to_first_token(server, name)
                 time.sleep(_WAIT_S)
             for number in range(options.rounds):
+                time.sleep(_PAUSE_S)
                 print(f"{seconds_to_first_token(server, _NAMES[number % 2]):.2f} s", flush=True)
 
 
