@@ -11,6 +11,7 @@ With `--cgroup DIRECTORY`, a writable memory control group, every process gets a
 estimate: one that the kernel kills is reported as killed. Otherwise the limit is set by `memory`.
 
     python -m tests.bench.memory_promise --settings 150 --out peaks.json
+    python -m tests.bench.memory_promise --plan 2000
 """
 
 from __future__ import annotations
@@ -91,8 +92,13 @@ def plan(runtime: Runtime, directory: Path, options: Mapping[str, Any]) -> int:
     return MemoryPlanner(compiled).estimate().device_bytes
 
 
-def write_weights(runtime: Runtime, directory: Path, options: dict[str, Any], stored: str) -> bool:
-    """Write random weights in a dtype of safetensors, if the model reads its checkpoint without another layout."""
+def write_weights(
+    runtime: Runtime, directory: Path, options: dict[str, Any], stored: str, *, with_values: bool = True
+) -> bool:
+    """Write random weights in a dtype of safetensors, if the model reads its checkpoint without another layout.
+
+    Without values, the file has a header and a hole of the right size.
+    """
     compiled = compile_model(runtime, directory, EngineConfig(**options))
     if isinstance(compiled.model, AdaptsWeights):
         return False
@@ -105,12 +111,52 @@ def write_weights(runtime: Runtime, directory: Path, options: dict[str, Any], st
         header[name] = {"dtype": stored, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    values = (np.random.default_rng(0).standard_normal(1_048_573, np.float32) * 0.02).astype(dtype).tobytes()
     with open(directory / "model.safetensors", "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
+        if not with_values:
+            file.truncate(file.tell() + end)
+            return True
+        values = (np.random.default_rng(0).standard_normal(1_048_573, np.float32) * 0.02).astype(dtype).tobytes()
         for begin in range(0, end, len(values)):
             file.write(values[: end - begin])
     return True
+
+
+def plan_many(runtime: Runtime, count: int) -> None:
+    """Plan settings of all architectures and sizes, some of them from the headers of files; print a summary."""
+    seconds, totals, names, num_files = list[float](), list[int](), set[str](), 0
+    architectures = [name for name in runtime.architectures.names() if cases_of(runtime, name)]
+    for number in range(100 * count):
+        choose = random.Random(number).choice
+        name = architectures[number % len(architectures)]
+        case = choose(cases_of(runtime, name))
+        options = options_of(number) | {"max_num_seqs": choose([1, 16, 256]), "max_model_len": choose([256, 4096])}
+        options["tokenizer"] = str(runtime.models.locate("demo"))
+        config = {
+            "architectures": [name],
+            **enlarged(case.config, choose([1, 4, 16, 48]), choose([8192, 151936]), 4096),
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            directory = Path(folder)
+            try:
+                config = config if case.rewrite_config is None else case.rewrite_config(config)
+                (directory / "config.json").write_text(json.dumps(config))
+                plan(runtime, directory, options)
+            except (AetherMindError, ValueError, KeyError, TypeError, AssertionError):
+                continue  # a configuration that does not stay one when it is widened, or a format that it has not
+            if choose([False, True]) and write_weights(runtime, directory, options, "BF16", with_values=False):
+                options, num_files = options | {"load_format": "auto", "weight_cache": 0.0}, num_files + 1
+            began = time.perf_counter()
+            totals.append(plan(runtime, directory, options))
+            seconds.append(time.perf_counter() - began)
+            names.add(name)
+        if len(totals) == count:
+            break
+    print(
+        f"{len(totals)} settings of {len(names)} architectures planned, {num_files} of them from headers of files: "
+        f"{min(totals) / 1e6:.0f} MB to {max(totals) / 1e9:.1f} GB, {median(seconds):.2f} s each, at most "
+        f"{max(seconds):.1f} s"
+    )
 
 
 def make_setting(runtime: Runtime, directory: Path, number: int) -> tuple[str, dict[str, Any]] | None:
@@ -249,6 +295,7 @@ def main() -> None:
     parser.add_argument("--only", type=int, help="the number of the only setting")
     parser.add_argument("--cgroup", type=Path)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--plan", type=int, metavar="COUNT", help="only plan so many settings, and load none")
     parser.add_argument("--child", nargs=2)
     arguments = parser.parse_args()
     if arguments.child:
@@ -256,6 +303,9 @@ def main() -> None:
         return
     records: list[dict[str, Any]] = []
     runtime = Runtime.boot()
+    if arguments.plan:
+        plan_many(runtime, arguments.plan)
+        return
     numbers = (
         range(arguments.first, arguments.first + 4 * arguments.settings) if arguments.only is None else [arguments.only]
     )
