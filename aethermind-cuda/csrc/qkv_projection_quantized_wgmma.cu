@@ -53,7 +53,7 @@ __device__ __forceinline__ void split_k_reduce_qkv(const QkvProjection& call, co
   AETHER_QKV_WGMMA_OF(format, bits, term, bfloat16, threads, threads64)
 AETHER_QKV_WGMMA_HALF(int4, 4, kNone, 640, 640)
 AETHER_QKV_WGMMA_HALF(int4_zp, 4, kZeroPoints, 640, 512)
-AETHER_QKV_WGMMA_HALF(int4_offset, 4, kOffsets, 640, 640)
+AETHER_QKV_WGMMA_HALF(int4_offset, 4, kOffsets, 640, 512)
 AETHER_QKV_WGMMA_HALF(int8, 8, kNone, 512, 512)
 AETHER_QKV_WGMMA_HALF(int8_zp, 8, kZeroPoints, 512, 512)
 AETHER_QKV_WGMMA_HALF(int8_offset, 8, kOffsets, 512, 512)

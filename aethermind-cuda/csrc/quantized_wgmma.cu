@@ -23,7 +23,7 @@
   AETHER_QUANTIZED_WGMMA_OF(format, bits, term, bfloat16, threads, threads64)
 AETHER_QUANTIZED_WGMMA_HALF(int4, 4, kNone, 640, 640)
 AETHER_QUANTIZED_WGMMA_HALF(int4_zp, 4, kZeroPoints, 640, 512)
-AETHER_QUANTIZED_WGMMA_HALF(int4_offset, 4, kOffsets, 640, 640)
+AETHER_QUANTIZED_WGMMA_HALF(int4_offset, 4, kOffsets, 640, 512)
 AETHER_QUANTIZED_WGMMA_HALF(int8, 8, kNone, 512, 512)
 AETHER_QUANTIZED_WGMMA_HALF(int8_zp, 8, kZeroPoints, 512, 512)
 AETHER_QUANTIZED_WGMMA_HALF(int8_offset, 8, kOffsets, 512, 512)

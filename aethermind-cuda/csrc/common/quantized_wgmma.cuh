@@ -23,7 +23,7 @@ namespace aether {
 
 // Threads of the largest block: five warpgroups have 96 registers for a thread, four have 128.
 template <int kBits, AffineTerm kTerm, int kColumns>
-constexpr int kMaxWgmmaThreads = kBits == 8 || (kTerm == AffineTerm::kZeroPoints && kColumns == 64) ? 512 : 640;
+constexpr int kMaxWgmmaThreads = kBits == 8 || (kTerm != AffineTerm::kNone && kColumns == 64) ? 512 : 640;
 
 // The index of this thread in its block, read where it is needed: nothing that is computed from it is kept in a
 // register until then.

@@ -152,7 +152,8 @@ def wgmma_grid(
 
 def _max_warpgroups(format: WeightFormat, columns: int) -> int:
     """`kMaxWgmmaThreads`."""
-    return 4 if format.bits == 8 or (format.has_zero_point and columns == _COLUMNS[-1]) else 5
+    is_affine = format.has_zero_point or format.has_offset
+    return 4 if format.bits == 8 or (is_affine and columns == _COLUMNS[-1]) else 5
 
 
 def _shared_bytes(format: WeightFormat, columns: int, warpgroups: int) -> int:
