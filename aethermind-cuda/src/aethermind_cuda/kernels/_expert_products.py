@@ -35,8 +35,10 @@ __all__ = [
     "gated_activation",
     "head_product",
     "is_few_pairs",
+    "moe_operator",
     "num_output_tiles",
     "pairs_of_few",
+    "pairs_per_row",
     "sorted_pairs",
     "sorting_bytes",
 ]
@@ -126,7 +128,7 @@ def expert_products(
     else:
         pairs, *sort = pairs_of_few(ids, num_experts, workspace)
     yield from sort
-    yield _launch(products, x, format, pairs, is_tiled, pairs_per_row=ids.shape[1] if len(x.shape) == 2 else 1)
+    yield _launch(products, x, format, pairs, is_tiled, pairs_per_row(x, ids))
 
 
 def head_product(
@@ -166,6 +168,16 @@ def pairs_of_few(
     return sorted_pairs(ids, num_experts, _SKINNY_PAIRS, workspace)
 
 
+def pairs_per_row(x: DeviceArray, ids: DeviceArray) -> int:
+    """The pairs that read a row of inputs x[T, K], those of a token, or x[T, A, K], one."""
+    return ids.shape[1] if len(x.shape) == 2 else 1
+
+
+def moe_operator(activation: Mapping[str, Any] | None) -> str:
+    """The operator in names of kernels: with an activation, gate and up are multiplied in one launch."""
+    return "moe_gate_up_silu" if activation else "moe_linear"
+
+
 def gated_activation(attributes: Mapping[str, Any] | None) -> ctypes.Structure:
     """The argument of kernels, from the attributes of `moe_gate_up_silu`; None for products without an activation."""
     return _GatedActivation(*(float((attributes or {}).get(field[0], 0.0)) for field in _GatedActivation._fields_))
@@ -192,14 +204,14 @@ def expert_call(
     x: DeviceArray,
     pairs: TokenExpertPairs,
     tile_pairs: int,
-    pairs_per_row: int,
+    num_pairs_of_row: int,
     layout: QuantizedLayout | None = None,
 ) -> Any:
     """The argument of kernels; `layout` is that of quantised weights."""
     return _ExpertProducts(
         *(_addresses([product[i] for product in products]) for i in range(3)),
         *(None if array is None else array.address for array in (x, pairs.ids, pairs.order, pairs.tiles)),
-        *(pairs.num_pairs, tile_pairs, pairs_per_row, pairs.num_experts),
+        *(pairs.num_pairs, tile_pairs, num_pairs_of_row, pairs.num_experts),
         *(products[0].out.shape[-1], x.shape[-1]),
         *((layout.num_blocks, layout.log2_chunks, layout.affine_term) if layout else (0, 0, 0)),
     )
@@ -211,12 +223,12 @@ def _launch(
     format: WeightFormat | None,
     pairs: TokenExpertPairs,
     is_tiled: bool,
-    pairs_per_row: int = 1,
+    num_pairs_of_row: int = 1,
 ) -> Launch:
     num_inputs, num_outputs = x.shape[-1], products[0].out.shape[-1]
     tile_pairs = _TILED_PAIRS if is_tiled else _SKINNY_PAIRS
     layout = None if format is None or format == FP8 else QuantizedLayout(format, (num_outputs, num_inputs))
-    call = expert_call(products, x, pairs, tile_pairs, pairs_per_row, layout)
+    call = expert_call(products, x, pairs, tile_pairs, num_pairs_of_row, layout)
     sizes = _TILED_PAIRS if is_tiled else 1, num_output_tiles(num_outputs) * _TILE_OUTPUTS, num_inputs
     projection, suffix, dense = _DENSE, str(x.dtype), [product.weight for product in products]
     if format == FP8:

@@ -14,7 +14,14 @@ from aethermind.hal.memory import align_up
 from aethermind.ops.weight_format import FP8, MXFP4, WeightFormat
 from aethermind_cuda.kernels._common import div_up
 from aethermind_cuda.kernels._dequantize import dequantize_weight
-from aethermind_cuda.kernels._expert_products import ExpertProduct, expert_call, gated_activation, sorted_pairs
+from aethermind_cuda.kernels._expert_products import (
+    ExpertProduct,
+    expert_call,
+    gated_activation,
+    moe_operator,
+    pairs_per_row,
+    sorted_pairs,
+)
 from aethermind_cuda.kernels._quantized_experts import has_expert_kernels
 from aethermind_cuda.launch import DeviceArray, DeviceFacts, Launch
 from aethermind_cuda.quantized_weights import QuantizedLayout
@@ -102,8 +109,7 @@ def wgmma_expert_products(
     pairs, sort = sorted_pairs(ids, num_experts, _TILE_PAIRS, workspace + len(products) * weight_bytes)
     yield sort
     grid = div_up(num_outputs, _TILE_ROWS // len(products)), pairs.num_tiles, 1
-    operator = "moe_gate_up_silu" if activation else "moe_linear"
-    pairs_per_row = ids.shape[1] if len(x.shape) == 2 else 1
+    operator = moe_operator(activation)
     for first in range(0, num_experts, at_once):
         count = min(at_once, num_experts - first)
         if format is not None:
@@ -116,7 +122,7 @@ def wgmma_expert_products(
             parts = [product._replace(weight=part) for product, part in zip(products, floats, strict=True)]
         else:
             parts = list(products)
-        call = expert_call(parts, x, pairs, _TILE_PAIRS, pairs_per_row)
+        call = expert_call(parts, x, pairs, _TILE_PAIRS, pairs_per_row(x, ids))
         arguments = call, gated_activation(activation), _ExpertRange(first, count)
         yield Launch(
             "moe_linear_wgmma", f"{operator}_wgmma_{x.dtype}", grid, (_THREADS, 1, 1), arguments, _SHARED_BYTES

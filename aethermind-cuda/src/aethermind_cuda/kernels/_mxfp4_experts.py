@@ -12,12 +12,13 @@ from typing import Any
 from aethermind.hal.dtype import DType
 from aethermind.ops.weight_format import MXFP4, WeightFormat
 from aethermind_cuda.kernels._common import div_up
+from aethermind_cuda.kernels._expert_gemv import expert_gemv, is_gemv_size, is_vector_aligned
 from aethermind_cuda.kernels._expert_products import (
     ExpertProduct,
     expert_call,
     gated_activation,
-    num_output_tiles,
-    pairs_of_few,
+    moe_operator,
+    pairs_per_row,
     sorted_pairs,
 )
 from aethermind_cuda.launch import DeviceArray, DeviceFacts, Launch
@@ -28,8 +29,6 @@ __all__ = ["mxfp4_products", "takes_mxfp4_products"]
 _CAPABILITY = 9, 0
 _EXPERTS_PER_PAIR = 2
 """With more than a pair for so many experts, tiles by wgmma are faster than a GEMV for each eight pairs."""
-_MAX_GEMV_PAIRS_PER_EXPERT = 16
-"""Elsewhere, with more pairs than this, tiles of 64 are faster."""
 _TILES = ((8, 16), (20, 32), (44, 64))
 """Pairs of a tile by the most pairs per expert; with more, 128."""
 _LARGEST_TILE = 128
@@ -50,9 +49,6 @@ _TILE_OUTPUTS = 16
 _GEMV_STAGES = 3
 _STAGED_TILE_BYTES = 1088
 """`StagedMxfp4Tile` of csrc/common/mxfp4_gemv.cuh."""
-_SUMS_BYTES = 8 * 17 * 4
-_MAX_WARPS = 8
-_GROUPS_PER_WARP = 3
 
 
 def takes_mxfp4_products(
@@ -67,15 +63,16 @@ def takes_mxfp4_products(
     is_invariant: bool,
 ) -> bool:
     """Whether `mxfp4_products` computes products with [num_experts * num_outputs, K], and is the fastest."""
-    is_few = is_invariant or ids.size <= num_experts * _MAX_GEMV_PAIRS_PER_EXPERT
     return (
         format == MXFP4
         and x.dtype is not DType.FLOAT32
         and ids.size > 0
         and x.shape[-1] > 0
-        and not x.shape[-1] * x.dtype.itemsize % _VECTOR_BYTES
-        and not any(array.address % _VECTOR_BYTES for array in (x, *weights))
-        and (is_few or _takes_wgmma(x, ids, num_outputs, num_experts, device))
+        and is_vector_aligned(x, weights)
+        and (
+            is_gemv_size(ids, num_experts, is_invariant=is_invariant)
+            or _takes_wgmma(x, ids, num_outputs, num_experts, device)
+        )
     )
 
 
@@ -98,30 +95,32 @@ def mxfp4_products(
     """
     num_outputs, num_inputs = products[0].out.shape[-1], x.shape[-1]
     layout = QuantizedLayout(MXFP4, (num_experts * num_outputs, num_inputs))
-    operator = "moe_gate_up_silu" if activation else "moe_linear"
-    pairs_per_row = ids.shape[1] if len(x.shape) == 2 else 1
-    gating = gated_activation(activation)
     if not is_invariant and _takes_wgmma(x, ids, num_outputs, num_experts, device):
         per_expert = ids.size / num_experts
         tile_pairs = next((pairs for most, pairs in _TILES if per_expert <= most), _LARGEST_TILE)
         pairs, sort = sorted_pairs(ids, num_experts, tile_pairs, workspace)
         yield sort
         grid = div_up(num_outputs, _WGMMA_ROWS // len(products)), pairs.num_tiles, 1
-        call = expert_call(products, x, pairs, tile_pairs, pairs_per_row)
+        call = expert_call(products, x, pairs, tile_pairs, pairs_per_row(x, ids))
         code_pieces = layout.code_bytes // _VECTOR_BYTES
         shared_bytes = _INPUT_STAGES * tile_pairs * _DEPTH * x.dtype.itemsize
         shared_bytes += _WGMMA_THREADS // _WARP * _CODE_STAGES * _STAGED_BYTES
-        entry, block = f"{operator}_mxfp4_{tile_pairs}", (_WGMMA_THREADS, 1, 1)
-        yield Launch("moe_linear_mxfp4", entry, grid, block, (call, gating, code_pieces), shared_bytes)
+        entry, block = f"{moe_operator(activation)}_mxfp4_{tile_pairs}", (_WGMMA_THREADS, 1, 1)
+        arguments = call, gated_activation(activation), code_pieces
+        yield Launch("moe_linear_mxfp4", entry, grid, block, arguments, shared_bytes)
         return
-    few, *sorts = pairs_of_few(ids, num_experts, workspace)
-    yield from sorts
-    warps = max(1, min(_MAX_WARPS, div_up(layout.num_groups, _GROUPS_PER_WARP)))
-    shared_bytes = warps * len(products) * (_GEMV_STAGES * _STAGED_TILE_BYTES + _SUMS_BYTES)
-    grid = few.num_tiles, num_output_tiles(num_outputs), 1
-    arguments = expert_call(products, x, few, 0, pairs_per_row), gating
-    entry = f"{operator}_mxfp4_gemv_{x.dtype}"
-    yield Launch("moe_linear_mxfp4_gemv", entry, grid, (warps * _WARP, 1, 1), arguments, shared_bytes)
+    yield from expert_gemv(
+        "moe_linear_mxfp4_gemv",
+        "mxfp4_gemv",
+        products,
+        x,
+        ids,
+        num_experts,
+        workspace,
+        activation,
+        num_groups=layout.num_groups,
+        staged_bytes=_GEMV_STAGES * _STAGED_TILE_BYTES,
+    )
 
 
 def _takes_wgmma(x: DeviceArray, ids: DeviceArray, num_outputs: int, num_experts: int, device: DeviceFacts) -> bool:

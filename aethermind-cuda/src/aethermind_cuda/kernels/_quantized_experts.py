@@ -13,13 +13,14 @@ from aethermind.hal.dtype import DType
 from aethermind.ops.weight_format import FP8, MXFP4, WeightFormat
 from aethermind_cuda.device_packing import format_family
 from aethermind_cuda.kernels._common import div_up
+from aethermind_cuda.kernels._expert_gemv import expert_gemv, is_gemv_size, is_vector_aligned
 from aethermind_cuda.kernels._expert_products import (
     ExpertProduct,
     expert_call,
     gated_activation,
     is_few_pairs,
-    num_output_tiles,
-    pairs_of_few,
+    moe_operator,
+    pairs_per_row,
     sorted_pairs,
 )
 from aethermind_cuda.kernels._quantized_gemv import staged_group_bytes
@@ -38,13 +39,7 @@ _GROUP_INPUTS = 128
 _WORD_BYTES = 4
 _WARP = 32
 _MAX_INPUT_BYTES = 1 << 32
-_MAX_GEMV_PAIRS_PER_EXPERT = 16
-"""With more pairs than this, tiles of 64 are faster than a GEMV."""
-_VECTOR_BYTES = 16
-_MAX_WARPS = 8
-_GROUPS_PER_WARP = 3
 _MAX_LONG_GROUP_BITS = 8
-_SUMS_BYTES = 8 * 17 * 4
 
 
 def has_expert_kernels(format: WeightFormat | None) -> bool:
@@ -66,9 +61,7 @@ def takes_quantized_experts(
     """Whether `quantized_expert_products` computes products with [num_experts * num_outputs, K], and is the fastest
     without a copy of the weights.
     """
-    is_few = is_invariant or ids.size <= num_experts * _MAX_GEMV_PAIRS_PER_EXPERT
-    is_aligned = not any(array.address % _VECTOR_BYTES for array in (x, *weights))
-    is_gemv = is_few and is_aligned and not x.shape[-1] * x.dtype.itemsize % _VECTOR_BYTES
+    is_gemv = is_gemv_size(ids, num_experts, is_invariant=is_invariant) and is_vector_aligned(x, weights)
     return (
         has_expert_kernels(format)
         and x.dtype is not DType.FLOAT32
@@ -98,18 +91,22 @@ def quantized_expert_products(
     """
     num_outputs, num_inputs = products[0].out.shape[-1], x.shape[-1]
     layout = QuantizedLayout(format, (num_experts * num_outputs, num_inputs))
-    operator, family = "moe_gate_up_silu" if activation else "moe_linear", format_family(format)
-    pairs_per_row, gating = ids.shape[1] if len(x.shape) == 2 else 1, gated_activation(activation)
+    family = format_family(format)
     if is_invariant or not _takes_wgmma(x, ids, num_outputs, num_experts, device):
-        few, *sorts = pairs_of_few(ids, num_experts, workspace)
-        yield from sorts
-        warps = max(1, min(_MAX_WARPS, div_up(layout.num_groups, _GROUPS_PER_WARP)))
         stages = 3 if format.bits * len(products) <= _MAX_LONG_GROUP_BITS else 2
-        shared_bytes = warps * len(products) * (stages * staged_group_bytes(format) + _SUMS_BYTES)
-        grid, block = (few.num_tiles, num_output_tiles(num_outputs), 1), (warps * _WARP, 1, 1)
-        call = expert_call(products, x, few, 0, pairs_per_row, layout)
-        entry = f"{operator}_quantized_gemv_{family}_{x.dtype}"
-        yield Launch("moe_linear_quantized_gemv", entry, grid, block, (call, gating), shared_bytes)
+        yield from expert_gemv(
+            "moe_linear_quantized_gemv",
+            f"quantized_gemv_{family}",
+            products,
+            x,
+            ids,
+            num_experts,
+            workspace,
+            activation,
+            num_groups=layout.num_groups,
+            staged_bytes=stages * staged_group_bytes(format),
+            layout=layout,
+        )
         return
     per_expert = ids.size / num_experts
     columns = next((pairs for most, pairs in _COLUMNS if per_expert <= most), _LARGEST_TILE)
@@ -117,12 +114,13 @@ def quantized_expert_products(
     yield sort
     warps = 16 if columns == _LARGEST_TILE else 8
     grid = div_up(num_outputs, warps * _TILE_OUTPUTS // len(products)), pairs.num_tiles, 1
-    call = expert_call(products, x, pairs, columns, pairs_per_row, layout)
+    call = expert_call(products, x, pairs, columns, pairs_per_row(x, ids), layout)
     stages = 3 if format.bits == 8 else 4
     stage_bytes = columns * _GROUP_INPUTS * x.dtype.itemsize + warps * staged_group_bytes(format)
     shared_bytes = stages * stage_bytes + columns * _WORD_BYTES
-    entry = f"{operator}_quantized_wgmma{columns}_{family}_{x.dtype}"
-    yield Launch("moe_linear_quantized_wgmma", entry, grid, (warps * _WARP, 1, 1), (call, gating), shared_bytes)
+    entry, block = f"{moe_operator(activation)}_quantized_wgmma{columns}_{family}_{x.dtype}", (warps * _WARP, 1, 1)
+    arguments = call, gated_activation(activation)
+    yield Launch("moe_linear_quantized_wgmma", entry, grid, block, arguments, shared_bytes)
 
 
 def _takes_wgmma(x: DeviceArray, ids: DeviceArray, num_outputs: int, num_experts: int, device: DeviceFacts) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -98,38 +98,42 @@ def _moe_linear(format: WeightFormat | None, is_invariant: bool) -> Callable[[Ca
         assert x is not None
         assert ids is not None
         assert weight is not None
-        product = ExpertProduct(call.outputs[0], weight, bias)
+        products = [ExpertProduct(call.outputs[0], weight, bias)]
+        special = _special_products(format, call, products, is_invariant)
+        if special is not None:
+            yield from special
+            return
         num_experts = int(call.attributes["num_experts"])
-        if _takes(takes_mxfp4_products, format, call, [weight], is_invariant):
-            yield from mxfp4_products(
-                [product], x, ids, num_experts, call.workspace, call.device, is_invariant=is_invariant
-            )
-            return
-        if not is_invariant and takes_wgmma(x, ids, product.out.shape[-1], num_experts, format, [weight], call.device):
-            yield from wgmma_expert_products([product], x, ids, num_experts, format, call.workspace)
-            return
-        if format is not None and _takes(takes_quantized_experts, format, call, [weight], is_invariant):
-            yield from quantized_expert_products(
-                [product], x, ids, num_experts, format, call.workspace, call.device, is_invariant=is_invariant
-            )
-            return
-        yield from expert_products([product], x, ids, num_experts, format, call.workspace, is_invariant=is_invariant)
+        yield from expert_products(products, x, ids, num_experts, format, call.workspace, is_invariant=is_invariant)
 
     return launches
 
 
-def _takes(
-    takes: Callable[..., bool],
+def _special_products(
     format: WeightFormat | None,
     call: Call,
-    weights: Sequence[DeviceArray],
+    products: Sequence[ExpertProduct],
     is_invariant: bool,
-) -> bool:
+    activation: Mapping[str, Any] | None = None,
+) -> Iterator[Launch] | None:
+    """The launches by kernels of one format or target, where these are the fastest, of one product, or of gate and up
+    with their activation.
+    """
     x, ids = call.inputs[:2]
     assert x is not None
     assert ids is not None
     num_experts, num_outputs = int(call.attributes["num_experts"]), call.outputs[0].shape[-1]
-    return takes(format, x, ids, num_outputs, num_experts, weights, call.device, is_invariant=is_invariant)
+    weights, workspace, device = [product.weight for product in products], call.workspace, call.device
+    sizes = x, ids, num_outputs, num_experts
+    if takes_mxfp4_products(format, *sizes, weights, device, is_invariant=is_invariant):
+        operands = products, x, ids, num_experts, workspace, device, activation
+        return mxfp4_products(*operands, is_invariant=is_invariant)
+    if not is_invariant and takes_wgmma(*sizes, format, weights, device):
+        return wgmma_expert_products(products, x, ids, num_experts, format, workspace, activation)
+    if format is not None and takes_quantized_experts(format, *sizes, weights, device, is_invariant=is_invariant):
+        quantised = products, x, ids, num_experts, format, workspace, device, activation
+        return quantized_expert_products(*quantised, is_invariant=is_invariant)
+    return None
 
 
 def _moe_linear_bytes(format: WeightFormat | None, call: Call) -> int:
@@ -148,22 +152,11 @@ def _moe_gate_up_silu(format: WeightFormat | None, is_invariant: bool) -> Callab
         assert w_up is not None
         up = DeviceArray(call.workspace, out.dtype, out.shape)
         products = [ExpertProduct(out, w_gate, b_gate), ExpertProduct(up, w_up, b_up)]
+        special = _special_products(format, call, products, is_invariant, call.attributes)
+        if special is not None:
+            yield from special
+            return
         num_experts = int(call.attributes["num_experts"])
-        weights = [w_gate, w_up]
-        if _takes(takes_mxfp4_products, format, call, weights, is_invariant):
-            yield from mxfp4_products(
-                products, x, ids, num_experts, call.workspace, call.device, call.attributes, is_invariant=is_invariant
-            )
-            return
-        if not is_invariant and takes_wgmma(x, ids, out.shape[-1], num_experts, format, weights, call.device):
-            yield from wgmma_expert_products(products, x, ids, num_experts, format, call.workspace, call.attributes)
-            return
-        if format is not None and _takes(takes_quantized_experts, format, call, weights, is_invariant):
-            yield from quantized_expert_products(
-                products, x, ids, num_experts, format, call.workspace, call.device, call.attributes,
-                is_invariant=is_invariant,
-            )  # fmt: skip
-            return
         workspace = call.workspace + align_up(up.nbytes, _ALIGNMENT)
         yield from expert_products(products, x, ids, num_experts, format, workspace, is_invariant=is_invariant)
         yield clamped_silu_mul(out, out, up, call.attributes)
