@@ -115,7 +115,6 @@ class BlockType:
         offsets = np.empty(blocks, format.scale_dtype) if format.has_offset else None
         super_block_shape = (rows, format.num_super_blocks(columns), 2) if format.super_block_size else None
         super_block_scales = None if super_block_shape is None else np.empty(super_block_shape, np.float16)
-
         for chunk, encoded in self._chunks(stored, shape):
             converted = self._as_weight_format(self.decode(encoded))
             for array, values in zip((codes, scales, offsets, super_block_scales), converted, strict=True):

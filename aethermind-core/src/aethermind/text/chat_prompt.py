@@ -16,9 +16,11 @@ __all__ = [
     "Message",
     "RESERVED_NAMES",
     "RenderedChat",
+    "THINKING_VARIABLES",
     "TemplateOptions",
     "chat_prompt",
     "choose_template",
+    "template_variables",
 ]
 
 Message = Mapping[str, Any]
@@ -30,6 +32,9 @@ The content may be in parts, `[{"type": "text", "text": "…"}]`, as OpenAI's cl
 
 RESERVED_NAMES = frozenset({"messages", "add_generation_prompt"})
 """Variables of the template that `chat_template_kwargs` cannot set."""
+
+THINKING_VARIABLES = ("enable_thinking", "thinking")
+"""The variables by which chat templates turn reasoning on and off: Qwen's and GLM's, DeepSeek's and Granite's."""
 
 
 class RenderedChat(str):
@@ -106,6 +111,16 @@ def choose_template(templates: Mapping[str, str], given: str | None, *, has_tool
         "The model has no chat template, so it is probably no chat model. Continue a text with `generate` instead, or "
         "give a template as Jinja source."
     )
+
+
+def template_variables(templates: Mapping[str, str], *, has_tools: bool) -> frozenset[str] | None:
+    """Return the variables that the template for a conversation reads; None if it is missing or does not compile."""
+    from aethermind.text.chat_template import variables_read
+
+    try:
+        return variables_read(choose_template(templates, None, has_tools=has_tools))
+    except TokenizerError:
+        return None
 
 
 def _with_plain_content(message: Message) -> Message:

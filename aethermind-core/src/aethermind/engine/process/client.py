@@ -97,10 +97,8 @@ class EngineProcess(EngineClient):
     async def __aenter__(self) -> EngineProcess:
         try:
             start = self._supervisor.start()
-            if await asyncio.to_thread(
-                self._is_missing
-            ):  # the process downloads it, and this one finds it in the cache
-                await start
+            if await asyncio.to_thread(self._is_missing):
+                await start  # the process downloads the model, and this one finds it in the cache
                 self._frontend = await asyncio.to_thread(self._open_frontend)
             else:
                 _, self._frontend = await asyncio.gather(start, asyncio.to_thread(self._open_frontend))

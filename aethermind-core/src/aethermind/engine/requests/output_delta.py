@@ -56,6 +56,19 @@ class CompletionDelta:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
+    @classmethod
+    def of_whole(cls, index: int, completion: CompletionOutput) -> CompletionDelta:
+        """The only delta of a completion that has ended."""
+        return cls(
+            index,
+            completion.text,
+            completion.token_ids,
+            completion.logprobs,
+            completion.num_tokens,
+            completion.finish_reason,
+            completion.stop_reason,
+        )
+
     def merge(self, newer: CompletionDelta) -> None:
         """Append the next delta."""
         self.text += newer.text

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationError, field_validator
 
-from aethermind.errors import TokenizerError
 from aethermind.server.openai.chat import ChatRequest
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel, validation_api_error
 from aethermind.server.openai.request_fields import StructuredOutputsFields, renamed_fields
 from aethermind.server.openai.tools import ToolName
 from aethermind.server.openai.unknown_fields import UNSUPPORTED_IN_MESSAGES_API, UnsupportedField
-from aethermind.text.chat_prompt import choose_template
-from aethermind.text.chat_template import variables_read
+from aethermind.text.chat_prompt import THINKING_VARIABLES, template_variables
 
 if TYPE_CHECKING:
     from aethermind.engine.requests.request import RequestOptions
@@ -156,9 +154,6 @@ _COPIED_FIELDS = (
     *("seed", "min_p", "repetition_penalty", "min_tokens", "ignore_eos"),
     *("priority", "deadline_ms", "session_id", "cache_salt"),
 )
-
-_THINKING_VARIABLES = ("enable_thinking", "thinking")
-"""The variables by which chat templates turn reasoning on and off: Qwen's and GLM's, DeepSeek's and Granite's."""
 
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -353,16 +348,13 @@ class MessagesParams:
         """The variables of the chat template for `thinking` and `output_config.effort`, those that it reads."""
         variables: dict[str, Any] = {}
         if self._thinking is not None:
-            variables |= dict.fromkeys(_THINKING_VARIABLES, self._thinking.type != "disabled")
+            variables |= dict.fromkeys(THINKING_VARIABLES, self._thinking.type != "disabled")
         if self._effort is not None:
             variables["reasoning_effort"] = _EFFORTS.get(self._effort, self._effort)
         if not variables:
             return {}
-        has_tools = bool(self.chat.callable_tools)
-        try:
-            read = variables_read(choose_template(model.tokenizer.chat_templates, None, has_tools=has_tools))
-        except TokenizerError:
-            return {}  # `ChatRequest.prompt` raises the error
+        # Without a template `ChatRequest.prompt` raises the error.
+        read = template_variables(model.tokenizer.chat_templates, has_tools=bool(self.chat.callable_tools)) or ()
         return {name: value for name, value in variables.items() if name in read}
 
 

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from aethermind.errors import TokenizerError
-from aethermind.server.ollama.requests import THINKING_VARIABLES, KeepAlive, has_reasoning
+from aethermind.server.ollama.requests import KeepAlive, has_reasoning
 from aethermind.server.ollama.response import timestamp
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel, body_of, openapi_body
 from aethermind.server.sse import NDJSON
-from aethermind.text.chat_prompt import choose_template
-from aethermind.text.chat_template import variables_read
+from aethermind.text.chat_prompt import THINKING_VARIABLES, template_variables
 
 if TYPE_CHECKING:
     from aethermind.server.model_pool import ModelPool, ModelStatus
@@ -237,9 +235,8 @@ def _parameters(model: ServedModel) -> str:
 
 def _capabilities(model: ServedModel) -> list[str]:
     """What the chat template of a model reads, and its answers have."""
-    try:
-        read = variables_read(choose_template(model.tokenizer.chat_templates, None, has_tools=True))
-    except TokenizerError:
+    read = template_variables(model.tokenizer.chat_templates, has_tools=True)
+    if read is None:
         return []
     is_thinking = has_reasoning(model) or not read.isdisjoint(THINKING_VARIABLES)
     return [*(["tools"] if "tools" in read else []), *(["thinking"] if is_thinking else [])]

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ValidationError, ValidationInfo
 
-from aethermind.errors import TokenizerError
 from aethermind.server.openai.chat import ChatRequest
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel, validation_api_error
 from aethermind.server.openai.request_fields import renamed_fields
-from aethermind.text.chat_prompt import choose_template
-from aethermind.text.chat_template import variables_read
+from aethermind.text.chat_prompt import THINKING_VARIABLES, template_variables
 
 if TYPE_CHECKING:
     from aethermind.engine.requests.request import RequestOptions
@@ -32,7 +30,6 @@ __all__ = [
     "OldEmbedBody",
     "OllamaParams",
     "Options",
-    "THINKING_VARIABLES",
     "has_reasoning",
 ]
 
@@ -55,9 +52,6 @@ _FIELD_NAMES = {
 """Maps a field of the chat request to the field of this API from which it is set."""
 
 _COPIED_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
-
-THINKING_VARIABLES = ("enable_thinking", "thinking")
-"""Variables of chat templates that turn thinking on and off: those of Qwen and GLM, and of DeepSeek."""
 
 
 def _whole_number(value: Any) -> Any:
@@ -342,11 +336,9 @@ class OllamaParams:
 
         ApiError 400 for a model that does not think, if thinking is requested.
         """
-        try:
-            template = choose_template(model.tokenizer.chat_templates, None, has_tools=bool(self.chat.tools))
-        except TokenizerError:
+        read = template_variables(model.tokenizer.chat_templates, has_tools=bool(self.chat.tools))
+        if read is None:
             return self.chat  # `prompt` raises the error
-        read = variables_read(template)
         variables: dict[str, Any] = {name: bool(think) for name in THINKING_VARIABLES if name in read}
         if isinstance(think, str) and "reasoning_effort" in read:
             variables["reasoning_effort"] = think

@@ -19,8 +19,8 @@ from aethermind.server.openai.tools import (
     call_constraint,
 )
 from aethermind.server.openai.unknown_fields import UNSUPPORTED_IN_CHATS, UNSUPPORTED_IN_MESSAGES, UnsupportedField
-from aethermind.text.chat_prompt import RESERVED_NAMES, RenderedChat, chat_prompt, choose_template
-from aethermind.text.chat_template import tests_null_content, variables_read
+from aethermind.text.chat_prompt import RESERVED_NAMES, RenderedChat, chat_prompt, choose_template, template_variables
+from aethermind.text.chat_template import tests_null_content
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,9 +122,8 @@ class ChatRequest(SamplingFields):
     ) -> None:
         if not (self.callable_tools or variables):
             return
-        try:
-            read = variables_read(choose_template(templates, None, has_tools=bool(self.callable_tools)))
-        except TokenizerError:
+        read = template_variables(templates, has_tools=bool(self.callable_tools))
+        if read is None:
             return  # `_render_chat` raises the error
         if self.callable_tools and not self.requires_call and "tools" not in read:
             raise ApiError(

@@ -91,15 +91,7 @@ class CompletionResponseBuilder(ResponseBuilder):
         for output, prompt in zip(outputs, prompts, strict=True):
             for completion in output.outputs:
                 index = len(choices)
-                delta = CompletionDelta(
-                    index,
-                    completion.text,
-                    completion.token_ids,
-                    completion.logprobs,
-                    completion.num_tokens,
-                    completion.finish_reason,
-                    completion.stop_reason,
-                )
+                delta = CompletionDelta.of_whole(index, completion)
                 choices.append(self._choice_of(index, delta, prompt))
         return {**self._common_fields, "choices": choices, "usage": self._usage(prompts)}
 

@@ -65,15 +65,7 @@ class ResponseObjectBuilder(ResponseBuilder):
 
     def full_response(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         completion = outputs[0].outputs[0]
-        delta = CompletionDelta(
-            0,
-            completion.text,
-            completion.token_ids,
-            completion.logprobs,
-            completion.num_tokens,
-            completion.finish_reason,
-            completion.stop_reason,
-        )
+        delta = CompletionDelta.of_whole(0, completion)
         prompts = [PromptState.final(output) for output in outputs]
         for _ in self.delta_events(0, delta, prompts[0]):
             pass  # creating the events builds the items
