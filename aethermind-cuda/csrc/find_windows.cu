@@ -5,13 +5,6 @@
 #include "common/row_masses.cuh"
 #include "common/row_windows.cuh"
 
-// Two blocks per multiprocessor, where register use allows it.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
-#define AETHER_SAMPLER_BLOCKS 1
-#else
-#define AETHER_SAMPLER_BLOCKS 2
-#endif
-
 extern "C" __global__ void __launch_bounds__(512, AETHER_SAMPLER_BLOCKS)
     find_windows(int* token_ids, aether::Windows* windows, const float* logits, const float* temperatures,
                  const int* top_k, const float* top_p, const float* min_p, const float* uniform, const unsigned* maxima,

@@ -14,16 +14,4 @@
         partials);                                                                                                 \
     static_assert(threads == aether::kMaxWgmmaThreads<bits, aether::AffineTerm::term, columns>);                   \
   }
-#define AETHER_QUANTIZED_WGMMA_OF(format, bits, term, dtype, threads, threads64) \
-  AETHER_QUANTIZED_WGMMA(16, format, bits, term, dtype, threads)                 \
-  AETHER_QUANTIZED_WGMMA(32, format, bits, term, dtype, threads)                 \
-  AETHER_QUANTIZED_WGMMA(64, format, bits, term, dtype, threads64)
-#define AETHER_QUANTIZED_WGMMA_HALF(format, bits, term, threads, threads64)  \
-  AETHER_QUANTIZED_WGMMA_OF(format, bits, term, float16, threads, threads64) \
-  AETHER_QUANTIZED_WGMMA_OF(format, bits, term, bfloat16, threads, threads64)
-AETHER_QUANTIZED_WGMMA_HALF(int4, 4, kNone, 640, 640)
-AETHER_QUANTIZED_WGMMA_HALF(int4_zp, 4, kZeroPoints, 640, 512)
-AETHER_QUANTIZED_WGMMA_HALF(int4_offset, 4, kOffsets, 640, 512)
-AETHER_QUANTIZED_WGMMA_HALF(int8, 8, kNone, 512, 512)
-AETHER_QUANTIZED_WGMMA_HALF(int8_zp, 8, kZeroPoints, 512, 512)
-AETHER_QUANTIZED_WGMMA_HALF(int8_offset, 8, kOffsets, 512, 512)
+AETHER_EACH_QUANTIZED_WGMMA(AETHER_QUANTIZED_WGMMA)

@@ -4,13 +4,6 @@
 #include "common/dependent_launch.cuh"
 #include "common/sample_row.cuh"
 
-// Two blocks per multiprocessor, where register use allows it.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
-#define AETHER_SAMPLER_BLOCKS 1
-#else
-#define AETHER_SAMPLER_BLOCKS 2
-#endif
-
 extern "C" __global__ void __launch_bounds__(512, AETHER_SAMPLER_BLOCKS)
     sample_tokens(int* token_ids, const aether::Windows* windows_of_rows, const unsigned long long* ranks,
                   const float* logits, const float* temperatures, const int* top_k, const float* top_p,

@@ -43,28 +43,22 @@ __device__ __forceinline__ void copy_async_4(SharedAddress shared, const void* s
 #endif
 }
 
-// Four bytes, or four zero bytes where `is_present` is false.
-__device__ __forceinline__ void copy_async_4(SharedAddress shared, const void* source, bool is_present) {
-  const int num_bytes = is_present ? 4 : 0;
-#ifdef AETHER_EMULATED
-  emulation::copy_async(shared, source, 4, num_bytes);
-#else
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(source), "r"(num_bytes) : "memory");
-#endif
-}
-
 // kBytes bytes (4, 8 or 16), or zeros where `is_present` is false: then `source` is not read. Both are aligned to
 // kBytes.
 template <int kBytes>
-__device__ __forceinline__ void copy_async(void* shared, const void* source, bool is_present) {
+__device__ __forceinline__ void copy_async(SharedAddress shared, const void* source, bool is_present) {
   const int num_bytes = is_present ? kBytes : 0;
 #ifdef AETHER_EMULATED
-  emulation::copy_async(shared_address(shared), source, kBytes, num_bytes);
+  emulation::copy_async(shared, source, kBytes, num_bytes);
 #else
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(shared)), "l"(source), "n"(kBytes),
-               "r"(num_bytes)
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared), "l"(source), "n"(kBytes), "r"(num_bytes)
                : "memory");
 #endif
+}
+
+template <int kBytes>
+__device__ __forceinline__ void copy_async(void* shared, const void* source, bool is_present) {
+  copy_async<kBytes>(shared_address(shared), source, is_present);
 }
 
 // Closes the group of the copies issued since the last call.

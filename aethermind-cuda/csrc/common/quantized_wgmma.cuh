@@ -120,8 +120,8 @@ struct QuantizedWgmma {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         // Four tokens further, bit 2 of the swizzle is another.
-        copy_async_4(targets[i % 2] + (pass + i) * kTokensPerPass * kPiecesOfRow * kVectorBytes, from + rows[i],
-                     is_present);
+        copy_async<4>(targets[i % 2] + (pass + i) * kTokensPerPass * kPiecesOfRow * kVectorBytes, from + rows[i],
+                      is_present);
       }
     }
   }
@@ -346,3 +346,18 @@ __device__ __forceinline__ void quantized_wgmma(const Results<T>& results, const
 }
 
 }  // namespace aether
+
+// entry(columns, format, bits, term, dtype, threads) for every kernel of a source; `threads` are kMaxWgmmaThreads.
+#define AETHER_QUANTIZED_WGMMA_COLUMNS(entry, format, bits, term, dtype, threads, threads64)  \
+  entry(16, format, bits, term, dtype, threads) entry(32, format, bits, term, dtype, threads) \
+      entry(64, format, bits, term, dtype, threads64)
+#define AETHER_QUANTIZED_WGMMA_HALVES(entry, format, bits, term, threads, threads64)     \
+  AETHER_QUANTIZED_WGMMA_COLUMNS(entry, format, bits, term, float16, threads, threads64) \
+  AETHER_QUANTIZED_WGMMA_COLUMNS(entry, format, bits, term, bfloat16, threads, threads64)
+#define AETHER_EACH_QUANTIZED_WGMMA(entry)                                 \
+  AETHER_QUANTIZED_WGMMA_HALVES(entry, int4, 4, kNone, 640, 640)           \
+  AETHER_QUANTIZED_WGMMA_HALVES(entry, int4_zp, 4, kZeroPoints, 640, 512)  \
+  AETHER_QUANTIZED_WGMMA_HALVES(entry, int4_offset, 4, kOffsets, 640, 512) \
+  AETHER_QUANTIZED_WGMMA_HALVES(entry, int8, 8, kNone, 512, 512)           \
+  AETHER_QUANTIZED_WGMMA_HALVES(entry, int8_zp, 8, kZeroPoints, 512, 512)  \
+  AETHER_QUANTIZED_WGMMA_HALVES(entry, int8_offset, 8, kOffsets, 512, 512)

@@ -8,6 +8,13 @@
 #include "common/row_candidates.cuh"
 #include "common/sampling_params.cuh"
 
+// Blocks of find_windows and sample_tokens per multiprocessor: two, where register use allows it.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+#define AETHER_SAMPLER_BLOCKS 1
+#else
+#define AETHER_SAMPLER_BLOCKS 2
+#endif
+
 namespace aether {
 
 enum class RowState : int {

@@ -113,130 +113,43 @@ __device__ __forceinline__ uint64_t operand_descriptor(const void* tile, int chu
   "{.reg .pred p; setp.ne.b32 p, " is_sum_place ", 0; wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type \
   "." type " {" places "}, " operands ";}"
 
+#define AETHER_UNWRAP(...) __VA_ARGS__
+// wgmma<T> with these parameters, for both dtypes: `sums` are in parentheses, and the inputs of the assembler follow.
+#define AETHER_WGMMA_OVERLOAD(parameters, columns, is_sum_place, places, operands, sums, ...)                         \
+  template <class T>                                                                                                  \
+  __device__ __forceinline__ void wgmma parameters {                                                                  \
+    if constexpr (std::is_same_v<T, float16>) {                                                                       \
+      asm volatile(AETHER_WGMMA(columns, "f16", is_sum_place, places, operands) : AETHER_UNWRAP sums : __VA_ARGS__);  \
+    } else {                                                                                                          \
+      asm volatile(AETHER_WGMMA(columns, "bf16", is_sum_place, places, operands) : AETHER_UNWRAP sums : __VA_ARGS__); \
+    }                                                                                                                 \
+  }
+
 // c = (is_sum ? c : 0) + A Bᵀ for rows of 16 values, 64 of A and 16, 32, 64 or 128 of B.
-template <class T>
-__device__ __forceinline__ void wgmma(float (&c)[8], uint64_t a, uint64_t b, int is_sum) {
-  if constexpr (std::is_same_v<T, float16>) {
-    asm volatile(AETHER_WGMMA("16", "f16", "%10", AETHER_PLACES_8, "%8, %9, p, 1, 1, 0, 0")
-                 : AETHER_SUMS_4(0), AETHER_SUMS_4(4)
-                 : "l"(a), "l"(b), "r"(is_sum));
-  } else {
-    asm volatile(AETHER_WGMMA("16", "bf16", "%10", AETHER_PLACES_8, "%8, %9, p, 1, 1, 0, 0")
-                 : AETHER_SUMS_4(0), AETHER_SUMS_4(4)
-                 : "l"(a), "l"(b), "r"(is_sum));
-  }
-}
-template <class T>
-__device__ __forceinline__ void wgmma(float (&c)[16], uint64_t a, uint64_t b, int is_sum) {
-  if constexpr (std::is_same_v<T, float16>) {
-    asm volatile(AETHER_WGMMA("32", "f16", "%18", AETHER_PLACES_16, "%16, %17, p, 1, 1, 0, 0")
-                 : AETHER_SUMS_16(0)
-                 : "l"(a), "l"(b), "r"(is_sum));
-  } else {
-    asm volatile(AETHER_WGMMA("32", "bf16", "%18", AETHER_PLACES_16, "%16, %17, p, 1, 1, 0, 0")
-                 : AETHER_SUMS_16(0)
-                 : "l"(a), "l"(b), "r"(is_sum));
-  }
-}
-template <class T>
-__device__ __forceinline__ void wgmma(float (&c)[32], uint64_t a, uint64_t b, int is_sum) {
-  if constexpr (std::is_same_v<T, float16>) {
-    asm volatile(AETHER_WGMMA("64", "f16", "%34", AETHER_PLACES_32, "%32, %33, p, 1, 1, 0, 0")
-                 : AETHER_SUMS_32
-                 : "l"(a), "l"(b), "r"(is_sum));
-  } else {
-    asm volatile(AETHER_WGMMA("64", "bf16", "%34", AETHER_PLACES_32, "%32, %33, p, 1, 1, 0, 0")
-                 : AETHER_SUMS_32
-                 : "l"(a), "l"(b), "r"(is_sum));
-  }
-}
-template <class T>
-__device__ __forceinline__ void wgmma(float (&c)[64], uint64_t a, uint64_t b, int is_sum) {
-  if constexpr (std::is_same_v<T, float16>) {
-    asm volatile(AETHER_WGMMA("128", "f16", "%66", AETHER_PLACES_64, "%64, %65, p, 1, 1, 0, 0")
-                 : AETHER_SUMS_64
-                 : "l"(a), "l"(b), "r"(is_sum));
-  } else {
-    asm volatile(AETHER_WGMMA("128", "bf16", "%66", AETHER_PLACES_64, "%64, %65, p, 1, 1, 0, 0")
-                 : AETHER_SUMS_64
-                 : "l"(a), "l"(b), "r"(is_sum));
-  }
-}
+#define AETHER_WGMMA_TILES(registers, columns, is_sum_place, places, operands, sums)                                \
+  AETHER_WGMMA_OVERLOAD((float (&c)[registers], uint64_t a, uint64_t b, int is_sum), columns, is_sum_place, places, \
+                        operands ", p, 1, 1, 0, 0", sums, "l"(a), "l"(b), "r"(is_sum))
+AETHER_WGMMA_TILES(8, "16", "%10", AETHER_PLACES_8, "%8, %9", (AETHER_SUMS_8))
+AETHER_WGMMA_TILES(16, "32", "%18", AETHER_PLACES_16, "%16, %17", (AETHER_SUMS_16(0)))
+AETHER_WGMMA_TILES(32, "64", "%34", AETHER_PLACES_32, "%32, %33", (AETHER_SUMS_32))
+AETHER_WGMMA_TILES(64, "128", "%66", AETHER_PLACES_64, "%64, %65", (AETHER_SUMS_64))
+
+// c = (is_sum ? c : 0) + A Bᵀ for A [64, 16] in registers and 16, 32, 64 or 128 rows of 16 values of B.
+#define AETHER_WGMMA_FRAGMENT(registers, columns, is_sum_place, places, operands, sums)                       \
+  AETHER_WGMMA_OVERLOAD((float (&c)[registers], const uint32_t (&a)[4], uint64_t b, int is_sum), columns,     \
+                        is_sum_place, places, operands ", p, 1, 1, 0", sums, "r"(a[0]), "r"(a[1]), "r"(a[2]), \
+                        "r"(a[3]), "l"(b), "r"(is_sum))
+AETHER_WGMMA_FRAGMENT(8, "16", "%13", AETHER_PLACES_8, "{%8, %9, %10, %11}, %12", (AETHER_SUMS_8))
+AETHER_WGMMA_FRAGMENT(16, "32", "%21", AETHER_PLACES_16, "{%16, %17, %18, %19}, %20", (AETHER_SUMS_16(0)))
+AETHER_WGMMA_FRAGMENT(32, "64", "%37", AETHER_PLACES_32, "{%32, %33, %34, %35}, %36", (AETHER_SUMS_32))
+AETHER_WGMMA_FRAGMENT(64, "128", "%69", AETHER_PLACES_64, "{%64, %65, %66, %67}, %68", (AETHER_SUMS_64))
 
 // c += A B for A [64, 16] in registers and 16 rows of 64 or 128 values of B.
-template <class T>
-__device__ __forceinline__ void wgmma(float (&c)[32], const uint32_t (&a)[4], uint64_t b) {
-  if constexpr (std::is_same_v<T, float16>) {
-    asm volatile(AETHER_WGMMA("64", "f16", "%37", AETHER_PLACES_32, "{%32, %33, %34, %35}, %36, p, 1, 1, 1")
-                 : AETHER_SUMS_32
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
-  } else {
-    asm volatile(AETHER_WGMMA("64", "bf16", "%37", AETHER_PLACES_32, "{%32, %33, %34, %35}, %36, p, 1, 1, 1")
-                 : AETHER_SUMS_32
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
-  }
-}
-template <class T>
-__device__ __forceinline__ void wgmma(float (&c)[64], const uint32_t (&a)[4], uint64_t b) {
-  if constexpr (std::is_same_v<T, float16>) {
-    asm volatile(AETHER_WGMMA("128", "f16", "%69", AETHER_PLACES_64, "{%64, %65, %66, %67}, %68, p, 1, 1, 1")
-                 : AETHER_SUMS_64
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
-  } else {
-    asm volatile(AETHER_WGMMA("128", "bf16", "%69", AETHER_PLACES_64, "{%64, %65, %66, %67}, %68, p, 1, 1, 1")
-                 : AETHER_SUMS_64
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));
-  }
-}
-// c = (is_sum ? c : 0) + A Bᵀ for A [64, 16] in registers and 16, 32, 64 or 128 rows of 16 values of B.
-template <class T>
-__device__ __forceinline__ void wgmma(float (&c)[8], const uint32_t (&a)[4], uint64_t b, int is_sum) {
-  if constexpr (std::is_same_v<T, float16>) {
-    asm volatile(AETHER_WGMMA("16", "f16", "%13", AETHER_PLACES_8, "{%8, %9, %10, %11}, %12, p, 1, 1, 0")
-                 : AETHER_SUMS_8
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_sum));
-  } else {
-    asm volatile(AETHER_WGMMA("16", "bf16", "%13", AETHER_PLACES_8, "{%8, %9, %10, %11}, %12, p, 1, 1, 0")
-                 : AETHER_SUMS_8
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_sum));
-  }
-}
-template <class T>
-__device__ __forceinline__ void wgmma(float (&c)[16], const uint32_t (&a)[4], uint64_t b, int is_sum) {
-  if constexpr (std::is_same_v<T, float16>) {
-    asm volatile(AETHER_WGMMA("32", "f16", "%21", AETHER_PLACES_16, "{%16, %17, %18, %19}, %20, p, 1, 1, 0")
-                 : AETHER_SUMS_16(0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_sum));
-  } else {
-    asm volatile(AETHER_WGMMA("32", "bf16", "%21", AETHER_PLACES_16, "{%16, %17, %18, %19}, %20, p, 1, 1, 0")
-                 : AETHER_SUMS_16(0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_sum));
-  }
-}
-template <class T>
-__device__ __forceinline__ void wgmma(float (&c)[32], const uint32_t (&a)[4], uint64_t b, int is_sum) {
-  if constexpr (std::is_same_v<T, float16>) {
-    asm volatile(AETHER_WGMMA("64", "f16", "%37", AETHER_PLACES_32, "{%32, %33, %34, %35}, %36, p, 1, 1, 0")
-                 : AETHER_SUMS_32
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_sum));
-  } else {
-    asm volatile(AETHER_WGMMA("64", "bf16", "%37", AETHER_PLACES_32, "{%32, %33, %34, %35}, %36, p, 1, 1, 0")
-                 : AETHER_SUMS_32
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_sum));
-  }
-}
-template <class T>
-__device__ __forceinline__ void wgmma(float (&c)[64], const uint32_t (&a)[4], uint64_t b, int is_sum) {
-  if constexpr (std::is_same_v<T, float16>) {
-    asm volatile(AETHER_WGMMA("128", "f16", "%69", AETHER_PLACES_64, "{%64, %65, %66, %67}, %68, p, 1, 1, 0")
-                 : AETHER_SUMS_64
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_sum));
-  } else {
-    asm volatile(AETHER_WGMMA("128", "bf16", "%69", AETHER_PLACES_64, "{%64, %65, %66, %67}, %68, p, 1, 1, 0")
-                 : AETHER_SUMS_64
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(is_sum));
-  }
-}
+#define AETHER_WGMMA_TRANSPOSED(registers, columns, is_sum_place, places, operands, sums)                           \
+  AETHER_WGMMA_OVERLOAD((float (&c)[registers], const uint32_t (&a)[4], uint64_t b), columns, is_sum_place, places, \
+                        operands ", p, 1, 1, 1", sums, "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1))
+AETHER_WGMMA_TRANSPOSED(32, "64", "%37", AETHER_PLACES_32, "{%32, %33, %34, %35}, %36", (AETHER_SUMS_32))
+AETHER_WGMMA_TRANSPOSED(64, "128", "%69", AETHER_PLACES_64, "{%64, %65, %66, %67}, %68", (AETHER_SUMS_64))
 #undef AETHER_PLACES_8
 #undef AETHER_PLACES_16
 #undef AETHER_PLACES_32
@@ -247,6 +160,11 @@ __device__ __forceinline__ void wgmma(float (&c)[64], const uint32_t (&a)[4], ui
 #undef AETHER_SUMS_32
 #undef AETHER_SUMS_64
 #undef AETHER_WGMMA
+#undef AETHER_UNWRAP
+#undef AETHER_WGMMA_OVERLOAD
+#undef AETHER_WGMMA_TILES
+#undef AETHER_WGMMA_FRAGMENT
+#undef AETHER_WGMMA_TRANSPOSED
 #endif
 
 // Issues c = (is_sum ? c : 0) + A Bᵀ for tiles A of 64 rows and B of 2 kRegisters rows. `has_rows` says whether the
