@@ -215,8 +215,7 @@ class AnswerParser:
         """Collect the body of a call; yield its parts once the closing tag is found."""
         assert self._call is not None
         syntax, call = self._call
-        rest = call.push(self._undecided)
-        self._undecided = rest or ""
+        rest, self._undecided = call.push(self._undecided), ""
         if rest is not None:
             self._undecided = rest if syntax.closing else syntax.opening + rest
             yield from self._ended_call(syntax, call.body, syntax.closing)

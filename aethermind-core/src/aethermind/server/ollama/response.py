@@ -13,7 +13,7 @@ from aethermind.server.openai.chat_response import ChatOutputParser, token_logpr
 from aethermind.server.openai.tools import call_id
 from aethermind.server.sse import NDJSON, TextEvents
 from aethermind.text.answer_format import AnswerFormat
-from aethermind.text.answer_parser import Content, Reasoning, ToolCall
+from aethermind.text.answer_parts import Content, Reasoning, ToolCall
 from aethermind.text.chat_prompt import RenderedChat
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from aethermind.server.ollama.requests import OllamaParams
     from aethermind.server.served_model import ServedModel
     from aethermind.server.sse import Event
-    from aethermind.text.answer_parser import AnswerPart
+    from aethermind.text.answer_parts import AnswerPart
 
 __all__ = ["OllamaResponseBuilder", "nanoseconds", "timestamp"]
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import Request
@@ -70,12 +70,8 @@ class ApiError(Exception):
 
     def body(self, path: str = "", request_id: str | None = None) -> dict[str, Any]:
         """The JSON body of the response to a request for `path`, in the format of the path's protocol."""
-        if is_messages_path(path):
-            return messages_error_body(self.status, self.message, self.code, request_id)
-        for prefix, format_error in _FORMATS.items():
-            if path.startswith(prefix):
-                return format_error(self)
-        return _openai_body(self)
+        formats = (format_error for is_path, format_error in _FORMATS if is_path(path))
+        return next(formats, _openai_body)(self, request_id)
 
     def response(self, path: str, request_id: str) -> JSONResponse:
         """The response to the request `request_id` for `path`, with the headers of its status."""
@@ -89,15 +85,24 @@ class ApiError(Exception):
         return JSONResponse(self.body(path, request_id), self.status, headers)
 
 
-def _openai_body(error: ApiError) -> dict[str, Any]:
+def _openai_body(error: ApiError, _request_id: str | None) -> dict[str, Any]:
     kind = _ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
-_FORMATS: Mapping[str, Callable[[ApiError], dict[str, Any]]] = {
-    "/api/": lambda error: {"error": error.message},  # Ollama
-}
-"""The bodies of errors in protocols other than Anthropic's, by the prefix of their paths."""
+def _messages_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
+    return messages_error_body(error.status, error.message, error.code, request_id)
+
+
+def _ollama_body(error: ApiError, _request_id: str | None) -> dict[str, Any]:
+    return {"error": error.message}
+
+
+_FORMATS: tuple[tuple[Callable[[str], bool], Callable[[ApiError, str | None], dict[str, Any]]], ...] = (
+    (is_messages_path, _messages_body),
+    (lambda path: path.startswith("/api/"), _ollama_body),
+)
+"""The bodies of errors in protocols other than OpenAI's, with what tells their paths."""
 
 
 def draining() -> ApiError:
