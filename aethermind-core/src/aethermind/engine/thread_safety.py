@@ -129,9 +129,12 @@ class ThreadSafeEngine(ABC):
         self._listeners: list[EngineListener] = []
         self._numbers = count()
 
-    def __del__(self) -> None:
-        """Close the engine if it was not closed. At interpreter exit the system frees everything."""
-        if sys.is_finalizing() or "lock" not in self.__dict__:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Close the engine if it was not closed. At interpreter exit the system frees everything.
+
+        By then this module's globals may be cleared, so the function that tells it is a default argument.
+        """
+        if is_finalizing() or "lock" not in self.__dict__:
             return
         try:
             self.close()

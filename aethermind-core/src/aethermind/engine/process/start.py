@@ -9,6 +9,7 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,14 +37,33 @@ def child_environment() -> dict[str, str]:
     return variables
 
 
+class _Starts(threading.local):
+    """The starts of children that run in a thread: the tasks of an event loop may begin several at once."""
+
+    num_open = 0
+    mask: set[int] = set()  # noqa: RUF012  # replaced and never changed
+    """The thread's signal mask before the first of them."""
+
+
+_starts = _Starts()
+
+
 @contextmanager
 def blocked_signals() -> Iterator[None]:
-    """Block signals while a child is started. It inherits the mask, so that no signal ends it before `init_child`."""
+    """Block signals while a child is started. It inherits the mask, so that no signal ends it before `init_child`.
+
+    Contexts of one thread may overlap; the end of the last one restores the thread's mask.
+    """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENT_SIGNALS)
+    if not _starts.num_open:
+        _starts.mask = mask
+    _starts.num_open += 1
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        _starts.num_open -= 1
+        if not _starts.num_open:
+            signal.pthread_sigmask(signal.SIG_SETMASK, _starts.mask)
 
 
 def init_child() -> None:
