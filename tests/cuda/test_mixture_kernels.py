@@ -17,6 +17,7 @@ from aethermind.dispatch.reference import rounded_inputs
 from aethermind.hal.dtype import DType
 from aethermind.ops.catalog.mixture import MOE_GATE_UP_SILU, MOE_LINEAR
 from aethermind.ops.operator import Operator, Sample
+from aethermind.ops.weight_format import WeightFormat, parse_format
 from aethermind.runtime import OpenDevice, Runtime
 from aethermind.testing.operator_calls import KernelCase, check_kernel, run_kernel
 from aethermind_cuda.backend import CudaBackend
@@ -165,8 +166,8 @@ def test_experts_of_integer_codes_by_wgmma(
 @pytest.mark.parametrize(
     ("num_tokens", "hidden_size", "width", "pairs"),
     [
-        (3, 64, 32, 16),
-        (30, 128, 80, 16),
+        (16, 64, 32, 16),
+        (20, 128, 80, 16),
         (30, 192, 48, 32),
         (60, 320, 144, 64),
         (150, 128, 64, 128),
@@ -258,19 +259,43 @@ def launched(opened: OpenDevice, *kernels: str) -> bool:
     return all(backend._driver.launched[kernel] for kernel in kernels)
 
 
-def launches_of(kernel: Kernel, num_tokens: int, capability: tuple[int, int] = (9, 0)) -> tuple[list[Any], int]:
+def launches_of(
+    kernel: Kernel, num_tokens: int, capability: tuple[int, int] = (9, 0), format: WeightFormat | None = None
+) -> tuple[list[Any], int]:
     """The launches and the workspace, for the shapes of Qwen3-30B-A3B: 128 experts, of which a token uses 8."""
 
     def array(*shape: int, dtype: DType = DType.BFLOAT16) -> DeviceArray:
         return DeviceArray(1 << 20, dtype, shape)
 
     ids = array(num_tokens, 8, dtype=DType.INT32)
-    inputs = (array(num_tokens, 8, 768), ids, array(128 * 2048, 768), None)
+    weight = array(128 * 2048, 768) if format is None else array(1, dtype=DType.UINT8)
+    inputs = (array(num_tokens, 8, 768), ids, weight, None)
     attributes = {"num_experts": 128}
     call = Call(inputs, (array(num_tokens, 8, 2048),), attributes, DeviceFacts(capability, 132, 227 << 10), 1 << 30)
     function: Any = kernel.function
     assert isinstance(function, KernelFunction)
     return list(function(call)), function.workspace_bytes(call)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_tokens", "kernel"),
+    [
+        ("int4", 8, "gemv_int4"),
+        ("int4", 9, "quantized_wgmma16_int4"),
+        ("int4", 2048, "quantized_wgmma64_int4"),
+        ("int4", 4096, "wgmma"),
+        ("int8_zp", 2048, "wgmma"),
+        ("mxfp4", 96, "mxfp4_gemv"),
+        ("mxfp4", 97, "mxfp4_16"),
+        ("mxfp4", 2048, "mxfp4_128"),
+    ],
+)
+def test_the_fastest_kernel_by_pairs_per_expert(name: str, num_tokens: int, kernel: str) -> None:
+    """On an H200; a sixteenth of the tokens choose an expert."""
+    format = parse_format(name)
+    kernels = [k for k in KERNELS if k.operator == "moe_linear" and name in (k.weight_formats or ()) and not k.priority]
+    launches, _ = launches_of(kernels[0], num_tokens, format=format)
+    assert kernel in launches[-1].kernel
 
 
 def test_launches_depend_on_the_number_of_tokens_alone() -> None:

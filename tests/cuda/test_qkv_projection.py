@@ -114,5 +114,5 @@ def launches_of(kernel: Kernel, num_tokens: int) -> Iterator[Launch]:
     outputs = (array(num_tokens, 28, 128), *caches)
     function: Any = kernel.function
     yield from function(
-        Call(inputs, outputs, {"eps": 1e-6}, DeviceFacts((9, 0), 132, 227 << 10, allows_experimental=True), 1 << 21)
+        Call(inputs, outputs, {"eps": 1e-6}, DeviceFacts((9, 0), 132, 227 << 10), 1 << 21)
     )

@@ -18,7 +18,7 @@ from aethermind_cuda.kernels._quantized_wgmma import quantized_wgmma, quantized_
 from aethermind_cuda.launch import DeviceArray, DeviceFacts, Launch
 from aethermind_cuda.quantized_weights import QuantizedLayout
 
-H200 = DeviceFacts((9, 0), 132, 227 << 10, allows_experimental=True)
+H200 = DeviceFacts((9, 0), 132, 227 << 10)
 NAMES = (
     *("int4", "int4_g128", "int4_zp", "int4_zp_g128", "int4_offset", "int4_offset_g64"),
     *("int8", "int8_channel", "int8_zp", "int8_g128"),
@@ -63,7 +63,7 @@ def test_a_pipeline_of_many_groups() -> None:
     weight = format.quantize(rng.standard_normal((300, 2400)).astype(np.float32) / 49)
     array = DeviceArray(0, DType.BFLOAT16, x.shape)
     out = DeviceArray(0, DType.BFLOAT16, (50, 300))
-    small = DeviceFacts((9, 0), 1, 227 << 10, allows_experimental=True)
+    small = DeviceFacts((9, 0), 1, 227 << 10)
     (launch,) = quantized_wgmma(format, out, array, [array], None, small, 0)
     assert launch.kernel == "quantized_wgmma64_int4_bfloat16"
     assert launch.grid[2] == 1
@@ -122,6 +122,4 @@ def test_other_products_take_other_kernels(
     x = DeviceArray(address, dtype, (num_tokens, num_inputs))
     device = H200._replace(compute_capability=capability)
     assert not takes_quantized_wgmma(format_of(name), x, device)
-    cautious = H200._replace(allows_experimental=False)
-    assert not takes_quantized_wgmma(format_of("int8"), DeviceArray(1 << 20, DType.FLOAT16, (64, 126)), cautious)
     assert takes_quantized_wgmma(format_of("int8"), DeviceArray(1 << 20, DType.FLOAT16, (64, 126)), H200)

@@ -72,7 +72,7 @@ def takes_wgmma(
         device.compute_capability == _CAPABILITY
         and (format is None or is_dequantized(format))
         and x.dtype is not DType.FLOAT32
-        and ids.size > num_experts * _min_pairs_per_expert(format, device)
+        and ids.size > num_experts * _min_pairs_per_expert(format)
         and x.shape[-1] > 0
         and not x.shape[-1] % _DEPTH
         and not num_outputs % (2 if format is None else _TILE_OUTPUTS)
@@ -129,11 +129,10 @@ def wgmma_expert_products(
         )
 
 
-def _min_pairs_per_expert(format: WeightFormat | None, device: DeviceFacts) -> int:
+def _min_pairs_per_expert(format: WeightFormat | None) -> int:
     if format is None:
         return _MIN_PAIRS_PER_EXPERT
-    has_kernels = device.allows_experimental and has_expert_kernels(format)
-    return _MIN_PAIRS_PER_QUANTIZED_EXPERT if has_kernels else _MIN_PAIRS_PER_EXPERT_OF_OTHERS
+    return _MIN_PAIRS_PER_QUANTIZED_EXPERT if has_expert_kernels(format) else _MIN_PAIRS_PER_EXPERT_OF_OTHERS
 
 
 def _expert_bytes(shape: tuple[int, int], num_experts: int, dtype: DType) -> int:

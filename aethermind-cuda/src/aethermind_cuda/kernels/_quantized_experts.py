@@ -18,7 +18,6 @@ from aethermind_cuda.kernels._expert_products import (
     ExpertProduct,
     expert_call,
     gated_activation,
-    is_few_pairs,
     moe_operator,
     pairs_per_row,
     sorted_pairs,
@@ -31,6 +30,8 @@ __all__ = ["has_expert_kernels", "quantized_expert_products", "takes_quantized_e
 
 _CAPABILITY = 9, 0
 _FAMILIES = ("int4", "int4_zp", "int4_offset", "int8")
+_EXPERTS_PER_GEMV_PAIR = 2
+"""Up to a pair for so many experts, the GEMV is faster than tiles by wgmma (measured on an H200)."""
 _COLUMNS = ((8, 16), (20, 32))
 """Pairs of a tile by the most pairs per expert; with more, 64."""
 _LARGEST_TILE = 64
@@ -125,9 +126,8 @@ def quantized_expert_products(
 
 def _takes_wgmma(x: DeviceArray, ids: DeviceArray, num_outputs: int, num_experts: int, device: DeviceFacts) -> bool:
     return (
-        device.allows_experimental
-        and device.compute_capability == _CAPABILITY
-        and not is_few_pairs(ids, num_experts)
+        device.compute_capability == _CAPABILITY
+        and ids.size * _EXPERTS_PER_GEMV_PAIR > num_experts
         and not (x.address | x.shape[-1] * x.dtype.itemsize) % _WORD_BYTES
         and x.nbytes < _MAX_INPUT_BYTES
         and not num_outputs % _TILE_OUTPUTS

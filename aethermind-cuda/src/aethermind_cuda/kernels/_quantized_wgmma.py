@@ -69,8 +69,7 @@ def takes_quantized_wgmma(format: WeightFormat, x: DeviceArray, device: DeviceFa
     """Whether `quantized_wgmma` multiplies x[T, K], and is the fastest."""
     num_tokens, num_inputs = x.shape
     return (
-        device.allows_experimental
-        and device.compute_capability == _CAPABILITY
+        device.compute_capability == _CAPABILITY
         and format.bits in _BITS
         and x.dtype is not DType.FLOAT32
         and _MIN_TOKENS <= num_tokens <= MAX_WGMMA_TOKENS
