@@ -113,6 +113,4 @@ def launches_of(kernel: Kernel, num_tokens: int) -> Iterator[Launch]:
     inputs = (array(num_tokens, 3584), *weights, *biases, None, None, *placed, *caches)
     outputs = (array(num_tokens, 28, 128), *caches)
     function: Any = kernel.function
-    yield from function(
-        Call(inputs, outputs, {"eps": 1e-6}, DeviceFacts((9, 0), 132, 227 << 10), 1 << 21)
-    )
+    yield from function(Call(inputs, outputs, {"eps": 1e-6}, DeviceFacts((9, 0), 132, 227 << 10), 1 << 21))
