@@ -10,12 +10,14 @@ import json
 import os
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.architecture.sources import ROOT
 from tests.cuda.check import kernels
+from tests.cuda.check.entry_points import shard_of
 from tests.cuda.check.records import CASES_FILE, DEVICE_LOST_STATUS, CaseLog, lost_device
 from tests.cuda.check.workers import supervise
 
@@ -117,6 +119,32 @@ def test_a_lost_device_costs_one_case_of_a_worker(environment: dict[str, str], t
     assert [line["case"].split("-")[0] for line in lost] == ["rms_norm"]
     names = list(outcomes(tmp_path, "suite"))
     assert len(names) > names.index(lost[0]["case"]) + 10
+
+
+def test_the_processes_of_a_sanitizer_share_the_samples(environment: dict[str, str], tmp_path: Path) -> None:
+    sanitizer = tmp_path / "bin" / "compute-sanitizer"
+    sanitizer.parent.mkdir()
+    sanitizer.write_text('#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n')
+    sanitizer.chmod(0o755)
+    environment |= {"CUDA_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), CASES_FILE: str(tmp_path / "cases.jsonl")}
+    said = []
+    for module, *arguments in (["sanitized", "memcheck", "--processes", "2"], ["entry_points", "all of them"]):
+        command = [sys.executable, "-m", f"tests.cuda.check.{module}", *arguments, "--samples", "rms_norm-,layer_norm-"]
+        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        said.append(result.stdout.splitlines()[-1])
+    begun = {
+        suite: [line["running"] for line in lines(tmp_path) if line.get("suite") == suite and "running" in line]
+        for suite in ("memcheck", "all of them")
+    }
+    assert sorted(begun["memcheck"]) == sorted(begun["all of them"])
+    assert {name.split("-")[0] for name in begun["memcheck"]} >= {"rms_norm", "add_rms_norm", "layer_norm"}
+    assert said[0] == f"0 passed, {len(begun['memcheck'])} failed, 0 unfinished; exit statuses [1, 1]"
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "2", "a/b", "-1/4"])
+def test_a_shard_that_does_not_exist_is_refused(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="is not like 2/4"):
+        shard_of(text)
 
 
 @pytest.mark.usefixtures("has_cubins")

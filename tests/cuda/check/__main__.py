@@ -38,6 +38,7 @@ def main() -> int:
         "--only", default="", help="run the steps whose titles contain one of these, with commas between"
     )
     parser.add_argument("--sanitize", action="store_true", help="every kernel under compute-sanitizer, without hurry")
+    parser.add_argument("--samples", default="", help="memcheck and racecheck: those whose names contain one of these")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "cuda-check", help="where the three files go")
     parser.add_argument("--resume", action="store_true", help="go on where a run into the same folder ended")
     parser.add_argument("--experimental", action="store_true", help="with kernels that have run on the emulator only")
@@ -68,7 +69,7 @@ def _check(arguments: argparse.Namespace, began: float) -> int:
     if arguments.sanitize:
         all_steps = sanitizing_steps(out, SANITIZER_S, everything=True)
     else:
-        all_steps = steps(out, is_small=arguments.small)
+        all_steps = steps(out, is_small=arguments.small, samples=arguments.samples)
     wanted = [step for step in all_steps if any(part in step.title for part in arguments.only.split(","))]
     if all(step.reason_against for step in wanted):
         print(

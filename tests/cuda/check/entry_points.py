@@ -1,12 +1,16 @@
 """The fewest samples of the conformance kit that launch every entry point: what a sanitizer has time for.
 
 Which sample launches what is found out over a driver that computes nothing, of GPUs like the first one here.
+
+    python -m tests.cuda.check.entry_points SUITE [--shard 2/4] [--samples int4,sample_tokens]
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,7 +30,7 @@ from aethermind.testing.operator_calls import KernelCase, check_kernel, run_kern
 from aethermind_cuda.backend import CudaBackend
 from aethermind_cuda.library import Cubins
 
-__all__ = ["all_cases", "covering_cases"]
+__all__ = ["all_cases", "covering_cases", "shard_of"]
 
 SOURCES = Path(__file__).parents[3] / "aethermind-cuda" / "csrc"
 
@@ -48,8 +52,19 @@ def all_cases(runtime: Runtime) -> list[KernelCase]:
     return list(kernel_cases(runtime.operators, runtime.kernels.kernels("cuda"), runtime.weight_formats))
 
 
-def covering_cases(runtime: Runtime) -> Iterator[tuple[KernelCase, frozenset[str]]]:
-    """Cases of which each launches an entry point that none before it did, and those points."""
+def shard_of(text: str) -> tuple[int, int]:
+    """The first sample of a shard and the distance to its next: `2/4` is every fourth from the second on."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not like 2/4, the second of four shards")
+    return int(number) - 1, int(count)
+
+
+def covering_cases(runtime: Runtime, parts: Sequence[str] = ("",)) -> Iterator[tuple[KernelCase, frozenset[str]]]:
+    """Cases of which each launches an entry point that none before it did, and those points.
+
+    Only the cases whose names contain one of `parts` are tried.
+    """
     with TemporaryDirectory() as folder:
         driver = HostDriver()
         backend = CudaBackend(driver, _cubins(Path(folder)))
@@ -57,6 +72,8 @@ def covering_cases(runtime: Runtime) -> Iterator[tuple[KernelCase, frozenset[str
         backend._library(0).__dict__["cublas"] = _NoProducts()
         known: set[str] = set()
         for case in all_cases(runtime):
+            if not any(part in str(case) for part in parts):
+                continue
             driver.launches.clear()
             inputs = rounded_inputs(case.operator, case.sample, case.float_type)
             run_kernel(case, runtime.operators, opened, inputs)
@@ -73,14 +90,20 @@ def _cubins(folder: Path) -> Cubins:
 
 def main() -> int:
     """Run them on the card."""
-    log = CaseLog.of_environment(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suite")
+    parser.add_argument("--shard", type=shard_of, default=(0, 1), help="which part of the samples, for instance 2/4")
+    parser.add_argument("--samples", default="", help="those whose names contain one of these, with commas between")
+    arguments = parser.parse_args()
+    log = CaseLog.of_environment(arguments.suite)
     runtime = Runtime.boot()
     begun = log.begun()
     opened = runtime.open_device("cuda")
     backend = opened.backend
     assert isinstance(backend, CudaBackend)
     ATTRIBUTES.update({number: backend._driver.device_attribute(0, number) for number in ATTRIBUTES})
-    for case, entries in covering_cases(runtime):
+    first, distance = arguments.shard
+    for case, entries in islice(covering_cases(runtime, arguments.samples.split(",")), first, None, distance):
         if str(case) not in begun:
             with log.case(str(case)) as facts:
                 facts["entry points"] = len(entries)

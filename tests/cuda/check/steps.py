@@ -11,6 +11,7 @@ from tests.cuda.check.kernels import reason_to_keep
 from tests.cuda.check.machine import find_tool, target
 from tests.cuda.check.records import CASES_FILE
 from tests.cuda.check.running import Step
+from tests.cuda.check.sanitized import OPTIONS, TOOLS
 
 from aethermind import testing
 from aethermind_cuda.probe import capability_of_first, probe_driver
@@ -20,8 +21,6 @@ __all__ = ["reason_against_machine", "sanitizing_steps", "steps"]
 _SUITES = Path(testing.__file__).parent / "suites"
 _HARDWARE = "tests/cuda/hardware"
 _WORKERS = 12
-_SANITIZER_OPTIONS = ("--error-exitcode=9", "--print-limit=20", "--report-api-errors=no")
-"""NVIDIA's bindings ask the driver for calls that it need not have; each answer would count as an error."""
 _SHAPES = {
     "linear": 12,
     "gate_up": 8,
@@ -45,8 +44,11 @@ def reason_against_machine() -> str | None:
     return None if answer.is_available else answer.reason
 
 
-def steps(out: Path, *, is_small: bool = False) -> list[Step]:
-    """All of them; those that need what is not here say so. `is_small` rehearses them with narrow matrices."""
+def steps(out: Path, *, is_small: bool = False, samples: str = "") -> list[Step]:
+    """All of them; those that need what is not here say so. `is_small` rehearses them with narrow matrices.
+
+    Sanitizers take the samples whose names contain one part of `samples`, with commas between.
+    """
     torch = None if find_spec("torch") else "it compares with torch, which is not installed"
     transformers = None if find_spec("torch") and find_spec("transformers") else "it needs torch and transformers"
     small = ["--small"] if is_small else []
@@ -80,35 +82,28 @@ def steps(out: Path, *, is_small: bool = False) -> list[Step]:
         Step("ragged batches", _pytest("-k", "ragged", "-n", str(_WORKERS)), 60, min_s=35),
         Step("parity", _pytest("-k", "parity and not recurrent", "-n", "6"), 90, transformers, min_s=40),
         Step("parity: recurrent", _pytest("-k", "recurrent_parity", "-n", "6"), 60, transformers, min_s=20),
-        *sanitizing_steps(out, 60, min_s=20),
+        *sanitizing_steps(out, 60, min_s=20, samples=samples),
         profiling_step(out, 45, min_s=20),
         Step("transformers", _python("-m", "tests.cuda.check.transformers_figures"), 120, transformers, min_s=25),
     ]
 
 
-def sanitizing_steps(out: Path, limit_s: float, *, min_s: float = 5, everything: bool = False) -> list[Step]:
+def sanitizing_steps(
+    out: Path, limit_s: float, *, min_s: float = 5, everything: bool = False, samples: str = ""
+) -> list[Step]:
     """compute-sanitizer over a sample of every entry point, or all: stray access, and races for shared memory."""
     sanitizer = find_tool("compute-sanitizer")
     reason = None if sanitizer else "compute-sanitizer, which comes with the CUDA toolkit, was not found"
 
-    def watched(tool: str) -> list[str]:
-        if everything:
-            report = ["--conformance-report", str(out / "cases.jsonl"), "-q"]
-            suite = str(_SUITES / "test_operators.py")
-            return _python("-m", "aethermind.testing", suite, "--backend", "cuda", *report)
-        return _python("-m", "tests.cuda.check.entry_points", tool)
+    def command(tool: str) -> list[str]:
+        if not everything:
+            return _python("-m", "tests.cuda.check.sanitized", tool, "--samples", samples)
+        report = ["--conformance-report", str(out / "cases.jsonl"), "-q"]
+        suite = _python("-m", "aethermind.testing", str(_SUITES / "test_operators.py"), "--backend", "cuda", *report)
+        return [str(sanitizer), f"--tool={tool}", *OPTIONS, *suite]
 
-    return [
-        Step(
-            tool,
-            [str(sanitizer), f"--tool={tool}", *_SANITIZER_OPTIONS, *watched(tool)],
-            limit_s,
-            reason,
-            min_s=min_s,
-            environment={CASES_FILE: str(out / "cases.jsonl")},
-        )
-        for tool in ("memcheck", "racecheck")
-    ]
+    environment = {CASES_FILE: str(out / "cases.jsonl")}
+    return [Step(tool, command(tool), limit_s, reason, min_s=min_s, environment=environment) for tool in TOOLS]
 
 
 def profiling_step(out: Path, limit_s: float, *, min_s: float) -> Step:
