@@ -12,6 +12,8 @@ import subprocess
 import sys
 from argparse import ArgumentTypeError
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from tests.architecture.sources import ROOT
 from tests.cuda.check import kernels
 from tests.cuda.check.entry_points import shard_of
 from tests.cuda.check.records import CASES_FILE, DEVICE_LOST_STATUS, CaseLog, lost_device
+from tests.cuda.check.stream_figures import Watch
 from tests.cuda.check.workers import supervise
 
 from aethermind_cuda.driver import CudaError
@@ -210,6 +213,30 @@ def test_a_worker_continues_after_the_case_that_crashed_it(
     assert reasons["killed"] == "its process ended with status -9"
     assert reasons["wrong"] == "AssertionError: it is wrong"
     assert capsys.readouterr().out.endswith("2 passed, 4 failed: lost, hangs, killed, wrong\n")
+
+
+def test_a_step_that_does_not_end_shows_what_the_streams_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = Event()
+
+    def query() -> bool:
+        seen.set()
+        return False
+
+    streams = (SimpleNamespace(stream=SimpleNamespace(query=query)) for _ in range(2))
+    main, prefill = streams
+    runner = SimpleNamespace(launch=lambda *_: "step", _main_stream=main, _prefill_stream=prefill)
+    engine = SimpleNamespace(runner=runner, running=["a", "b"], waiting=["c"])
+    watch = Watch(SimpleNamespace(engine=engine), CaseLog("suite", tmp_path / "cases.jsonl"), 0.01)  # type: ignore[arg-type]
+    watch.doing = "round 1"
+    with watch.watching():
+        decision = SimpleNamespace(phase="mixed", num_decodes=2, num_batched_tokens=34)
+        assert engine.runner.launch(decision, None) == "step"
+        assert seen.wait(10)
+    said = capsys.readouterr().out
+    assert "in round 1: 1 steps, last mixed, 2 decodes, 34 tokens" in said
+    assert "2 running, 1 waiting" in said
+    assert "main stream: busy" in said
+    assert lines(tmp_path)[-1]["progress"] == "round 1: 1 steps, last mixed, 2 decodes, 34 tokens"
 
 
 def test_lines_that_were_cut_off_are_left_out(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def steps(out: Path, *, is_small: bool = False, samples: str = "") -> list[Step]
         recorded("figures fp8", _figures(*small, "fp8"), 60, None, 15),
         recorded("figures mixture", _figures(*small, "mixture"), 50, None, 20),
         recorded("figures mixture int4", _figures(*small, "mixture", "int4"), 50, None, 22),
-        recorded("prefill stream", _stream_figures(*small), 60, None, 12),
+        recorded("prefill stream", _stream_figures(*small), 75, None, 12),
         Step("conform: operators", _conform(out, "operators", "-n", str(_WORKERS)), 80, min_s=32),
         Step("conform: hal", _conform(out, "hal"), 30, min_s=5),
         Step("conform: models", _conform(out, "models"), 45, min_s=14),
@@ -135,7 +135,7 @@ def _figures(*arguments: str) -> list[str]:
 
 
 def _stream_figures(*arguments: str) -> list[str]:
-    return _worker("prefill stream", "tests.cuda.check.stream_figures", *arguments, patience=60)
+    return _worker("prefill stream", "tests.cuda.check.stream_figures", *arguments, patience=15)
 
 
 def _pytest(*arguments: str) -> list[str]:

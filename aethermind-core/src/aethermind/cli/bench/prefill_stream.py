@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -132,15 +133,20 @@ class MixedLoad:
         return run
 
 
-def compare_streams(engine: Engine, load: MixedLoad, repeat: int) -> dict[str, Any]:
+def compare_streams(
+    engine: Engine, load: MixedLoad, repeat: int, on_run: Callable[[int, bool, float], None] | None = None
+) -> dict[str, Any]:
     """Run a load with one stream and with two, alternately: medians, and whether all runs gave the same tokens.
 
-    The engine has the option `prefill_stream`.
+    The engine has the option `prefill_stream`. After each run `on_run` gets the number of its round, whether it had two
+    streams, and its seconds.
     """
     runs: dict[bool, list[_Run]] = defaultdict(list)
     for round_index in range(repeat + 1):  # the first round is the warm-up
-        for overlaps in (False, True) if round_index % 2 else (True, False):
+        for overlaps in (True, False) if round_index % 2 else (False, True):
             run = load.run(engine, overlaps=overlaps)
+            if on_run is not None:
+                on_run(round_index, overlaps, run.seconds)
             if round_index:
                 runs[overlaps].append(run)
     return {
