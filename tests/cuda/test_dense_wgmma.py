@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests.cuda.emulated_launches import launch_all
+from tests.cuda.emulator import TiledMatrix, compile_kernels
 from tests.cuda.emulator.opening import emulated_cuda
 from tests.cuda.test_launch_limits import assert_fits
 from tests.cuda.test_projections import HALVES, ROUNDOFF, check
@@ -57,6 +58,22 @@ def test_products(num_tokens: int, num_outputs: int, num_inputs: int, dtype: Any
     out = np.full((num_tokens, num_outputs), np.nan, dtype)
     launch_all(LINEAR, [x, weight, bias], [out], seeds=(0, 1), compute_capability=(9, 0))
     check(out, x, weight, bias)
+
+
+@pytest.mark.parametrize(("tokens", "threads"), [(16, 160), (128, 128)])
+def test_stages_are_filled_again(tokens: int, threads: int) -> None:
+    """Nine steps with two stages, by a warp that only copies and by one that multiplies, too."""
+    rng = np.random.default_rng(tokens)
+    x, weight = (rng.standard_normal((rows, 576)).astype(ml_dtypes.bfloat16) for rows in (tokens - 3, 28))
+    out = np.full((tokens - 3, 28), np.nan, ml_dtypes.bfloat16)
+    maps = TiledMatrix(weight, 8), TiledMatrix(weight, 8), TiledMatrix(x, tokens)
+    compile_kernels("dense_wgmma.cu")[f"linear_wgmma{tokens}_1_bfloat16"](
+        *(*maps, out, None, tokens - 3, 28, 9, 16, 2, 0),
+        grid=2,
+        block=threads,
+        shared=2 * (16 + tokens) * 128 + (48 << 7),
+    )
+    check(out, x, weight)
 
 
 def test_logits_are_float32() -> None:

@@ -31,7 +31,8 @@ from aethermind_cuda.parameters import Parameters
 
 SHARED_BYTES = {"80": 163 << 10, "86": 99 << 10, "89": 99 << 10, "90a": 227 << 10, "100f": 227 << 10, "120": 99 << 10}
 """What a block can have at most (CUDA C++ Programming Guide, 20.2); 1 KiB more is the driver's."""
-REGISTERS = 65536
+REGISTERS, SCHEDULERS = 65536, 4
+"""Of a multiprocessor, whose schedulers have as many registers each."""
 CONTEXT = 131_072
 FAR = 1 << 46
 """Where arrays lie, as far as anybody looks."""
@@ -156,7 +157,8 @@ def assert_fits(launch: Launch, manifest: Mapping[str, Any], available: int) -> 
             continue
         usage = built["kernels"][launch.kernel]
         of_a_warp = -(-usage["registers"] * 32 // 256) * 256
-        assert threads // 32 * of_a_warp <= REGISTERS, (launch, target, usage)
+        warps_of_a_scheduler = -(-threads // 32 // SCHEDULERS)
+        assert warps_of_a_scheduler * of_a_warp <= REGISTERS // SCHEDULERS, (launch, target, usage)
         assert usage["shared_bytes"] + launch.shared_bytes <= SHARED_BYTES[target], (launch, target, usage)
     Parameters(launch.arguments)  # none of the numbers is too large for its parameter
 

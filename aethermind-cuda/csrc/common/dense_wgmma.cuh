@@ -1,7 +1,8 @@
 // Products of up to 128 tokens with dense 16-bit weights by wgmma, with swapped roles: outputs are the rows of a
 // product and tokens its columns. Their time is that of reading the weights, so nothing may interrupt the stream: one
 // thread copies tiles by the tensor memory accelerator, as far ahead as shared memory allows and from before the wait
-// for the preceding kernel; the other warps multiply. They meet at barriers of stages only.
+// for the preceding kernel; the other warps multiply. They meet at barriers of stages only. With 128 tokens the sums
+// leave no registers for a warp that only copies, so the thread belongs to the last warp that multiplies.
 //
 // A block has as many rows as let all blocks run at once. Where rows are too few for that, the blocks of a cluster
 // divide the inputs, and add their sums through each other's shared memory in the order of their ranks.
@@ -26,12 +27,9 @@ struct DenseCall {
   int is_float32;
 };
 
-// 64 sums and what addresses them need more registers than all threads of the largest block can have: the warps that
-// copy give some of theirs, which they do four at a time.
-__host__ __device__ constexpr bool moves_registers(int tokens) { return tokens == 128; }
-
-// Of the copying warps, and of the largest block.
-__host__ __device__ constexpr int copy_threads(int tokens) { return moves_registers(tokens) ? 128 : 32; }
+// Of the warp that only copies, and of the largest block. 64 sums and what addresses them take 96 registers, which the
+// five warps that a scheduler then has leave to each (a sixth would leave 80).
+__host__ __device__ constexpr int copy_threads(int tokens) { return tokens < 128 ? 32 : 0; }
 __host__ __device__ constexpr int max_dense_threads(int tokens) { return 5 * 128 + copy_threads(tokens); }
 
 template <class T, int kTokens, int kSplits, bool kGated>
@@ -57,8 +55,7 @@ class DenseWgmma {
 
   __device__ __forceinline__ void run() const {
     launch_dependents();
-    const bool is_copying = static_cast<int>(threadIdx.x) == num_consumers_;
-    if (is_copying) {
+    if (is_copying()) {
       prefetch_map(first_);
       prefetch_map(second_);
       prefetch_map(inputs_);
@@ -76,26 +73,20 @@ class DenseWgmma {
     __syncwarp();
     __syncthreads();
     wait_for_predecessor();
-    if (static_cast<int>(threadIdx.x) >= num_consumers_) {
-      if constexpr (kMovesRegisters) {
-        give_registers<24>();
-      }
-      if (is_copying) {
-        copy();
-      }
-    } else {
-      if constexpr (kMovesRegisters) {
-        take_registers<96>();
-      }
+    if (is_copying()) {
+      copy_first_inputs();
+    }
+    if (static_cast<int>(threadIdx.x) < num_consumers_) {
+      __syncwarp();
       multiply();
+    } else if (is_copying()) {
+      copy();
     }
   }
 
  private:
   static constexpr int kRowBytes = 128;
-  static constexpr bool kMovesRegisters = moves_registers(kTokens);
-  static constexpr int kRegisters = kTokens / 2;
-  static constexpr int kParts = kMovesRegisters ? 2 : 1;  // of the tokens: one instruction's sums fit at launch
+  static constexpr bool kHasCopyWarp = copy_threads(kTokens) > 0;
   static constexpr int kConsumerBarrier = 1;
 
   const TensorMap& first_;
@@ -127,17 +118,28 @@ class DenseWgmma {
     copy_tile(to, inputs_, 0, (begin_ + step) * kTileDepth, full_[stage], evict_last());
   }
 
-  __device__ __forceinline__ void copy() const {
+  // The first thread of the last warp.
+  __device__ __forceinline__ bool is_copying() const { return threadIdx.x == blockDim.x - kWarpSize; }
+
+  __device__ __forceinline__ void copy_first_inputs() const {
 #pragma unroll 1
     for (int step = 0; step < min(num_steps_, call_.num_stages); ++step) {
       copy_inputs(step, step);
     }
+  }
+
+  // A later step, as soon as the products of `stage` are done.
+  __device__ __forceinline__ void copy_step(int step, int stage, int phase) const {
+    empty_[stage].wait(phase);
+    copy_weights(step, stage);
+    copy_inputs(step, stage);
+  }
+
+  __device__ __forceinline__ void copy() const {
     int stage = 0, phase = 0;
 #pragma unroll 1
     for (int step = call_.num_stages; step < num_steps_; ++step) {
-      empty_[stage].wait(phase);
-      copy_weights(step, stage);
-      copy_inputs(step, stage);
+      copy_step(step, stage, phase);
       advance(stage, phase);
     }
   }
@@ -154,7 +156,7 @@ class DenseWgmma {
   __device__ __forceinline__ bool has_rows() const { return warp_index() * 16 < call_.tile_rows; }
 
   __device__ __forceinline__ void multiply() const {
-    float sums[kParts][kRegisters / kParts];
+    float sums[kTokens / 2];
     int stage = 0, phase = 0;
 #pragma unroll 1
     for (int step = 0; step < num_steps_; ++step) {
@@ -163,25 +165,24 @@ class DenseWgmma {
       const auto* const rows = reinterpret_cast<const Vector<T>*>(tile + warp_index() / 4 * 64 * kRowBytes);
       const auto* const tokens = reinterpret_cast<const Vector<T>*>(tile + call_.tile_rows * kRowBytes);
       begin_products();
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        const auto* const some = tokens + part * kTokens / kParts * kPiecesOfRow;
-        multiply_tiles<T>(sums[part], rows, some, step > 0, has_rows());
-      }
+      multiply_tiles<T>(sums, rows, tokens, step > 0, has_rows());
       commit_products();
       wait_for_products<0>();
       if (lane_index() == 0) {
         empty_[stage].arrive();
+      }
+      if constexpr (!kHasCopyWarp) {
+        if (is_copying() && step + call_.num_stages < num_steps_) {
+          copy_step(step + call_.num_stages, stage, phase);
+        }
+        __syncwarp();
       }
       advance(stage, phase);
     }
     float* const partial = reinterpret_cast<float*>(memory_);
     synchronize_threads(kConsumerBarrier, num_consumers_);  // the stages are free
     if (has_rows()) {
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        store_sums(sums[part], partial + part * kTokens / kParts * pitch());
-      }
+      store_sums(sums, partial);
     }
     if constexpr (kSplits > 1) {
       synchronize_cluster();
@@ -198,11 +199,10 @@ class DenseWgmma {
   __device__ __forceinline__ int pitch() const { return call_.tile_rows + 4; }
 
   // Thread t = 32 w + 4 g + i holds rows g and g + 8 of its warp's 16 for tokens 8 j + 2 i and the next one.
-  template <int kCount>
-  __device__ __forceinline__ void store_sums(const float (&sums)[kCount], float* partial) const {
+  __device__ __forceinline__ void store_sums(const float (&sums)[kTokens / 2], float* partial) const {
     const int lane = lane_index(), row = warp_index() * 16 + lane / 4;
 #pragma unroll
-    for (int j = 0; j < kCount / 4; ++j) {
+    for (int j = 0; j < kTokens / 8; ++j) {
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         partial[(8 * j + 2 * (lane % 4) + r % 2) * pitch() + row + r / 2 * 8] = sums[4 * j + r];

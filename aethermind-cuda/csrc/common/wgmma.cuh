@@ -55,20 +55,6 @@ __device__ __forceinline__ void wait_for_products() {
 #endif
 }
 
-// Gives registers of four warps back to the block, or takes some for them: each thread has kCount then.
-template <int kCount>
-__device__ __forceinline__ void give_registers() {
-#ifndef AETHER_EMULATED
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
-#endif
-}
-template <int kCount>
-__device__ __forceinline__ void take_registers() {
-#ifndef AETHER_EMULATED
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
-#endif
-}
-
 // A barrier of `count` threads of the block; number 0 is that of __syncthreads.
 __device__ __forceinline__ void synchronize_threads(int barrier, int count) {
 #ifdef AETHER_EMULATED

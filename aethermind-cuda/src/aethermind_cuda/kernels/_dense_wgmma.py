@@ -77,7 +77,7 @@ def dense_wgmma(
         *(first, second, TensorMap(x.address, num_tokens, num_inputs, tokens)),
         *(out, bias, num_tokens, num_outputs, num_steps, tiling.rows, stages, out.dtype is not x.dtype),
     )
-    threads = groups * _GROUP_THREADS + (4 * _WARP if tokens == _TOKENS[-1] else _WARP)
+    threads = groups * _GROUP_THREADS + (0 if tokens == _TOKENS[-1] else _WARP)  # the warp that only copies
     kernel = f"{'gate_up_silu' if len(weights) > 1 else 'linear'}_wgmma{tokens}_{tiling.splits}_{x.dtype}"
     return Launch("dense_wgmma", kernel, (tiling.tiles * tiling.splits, 1, 1), (threads, 1, 1), arguments, shared_bytes)
 
