@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +12,8 @@ import pytest
 from tests.cuda.emulated_launches import launch_all
 from tests.cuda.emulator import TiledMatrix, compile_kernels
 from tests.cuda.emulator.opening import emulated_cuda
+from tests.cuda.fake_gpus import ATTRIBUTES
+from tests.cuda.host_driver import HostDriver, fake_cubins
 from tests.cuda.test_launch_limits import assert_fits
 from tests.cuda.test_projections import HALVES, ROUNDOFF, check
 
@@ -23,9 +26,13 @@ from aethermind.testing.operator_calls import KernelCase, check_kernel
 from aethermind_cuda.kernels import gate_up_silu, linear
 from aethermind_cuda.kernels._dense_wgmma import dense_wgmma
 from aethermind_cuda.launch import DeviceArray, DeviceFacts, Launch
-from aethermind_cuda.library import Cubins
+from aethermind_cuda.library import Cubins, KernelLibrary
 
-H200 = DeviceFacts((9, 0), 132, 227 << 10, allows_experimental=True)
+AT_ONCE = {2: 66, 4: 30}
+"""Clusters of so many blocks that an H200 runs at once, as its driver says."""
+H200 = DeviceFacts(
+    (9, 0), 132, 227 << 10, allows_experimental=True, max_clusters=lambda launch: AT_ONCE[launch.grid[0]]
+)
 GATE_UP = next(kernel for kernel in gate_up_silu.KERNELS if kernel.name == "cuda")
 LINEAR = next(kernel for kernel in linear.KERNELS if kernel.name == "cuda")
 LM_HEAD = next(kernel for kernel in linear.KERNELS if (kernel.operator, kernel.name) == ("lm_head", "cuda"))
@@ -125,12 +132,34 @@ def test_a_device_computes_them(opened: OpenDevice, num_tokens: int) -> None:
 
 @pytest.mark.parametrize("num_tokens", [9, 32, 64, 128])
 def test_launches_fill_an_h200(num_tokens: int) -> None:
-    """Those of Qwen2-7B run at once, on nearly all multiprocessors."""
-    for num_weights, num_outputs, num_inputs in ((2, 18944, 3584), (1, 3584, 18944), (1, 3584, 3584), (1, 4608, 3584)):
+    """Those of Qwen2-7B run at once: with the rows and parts of K that were the fastest ones on the card."""
+    for num_weights, num_outputs, num_inputs, rows, splits in (
+        (2, 18944, 3584, 288, 1),
+        (1, 3584, 18944, 128, 4),
+        (1, 3584, 3584, 128, 4),
+        (1, 4608, 3584, 160, 4),
+    ):
         launch = product(num_tokens, num_outputs, num_inputs, num_weights)
         assert launch is not None
         assert_fits(launch, Cubins().operators, H200.shared_bytes)
-        assert 120 <= launch.grid[0] <= H200.num_multiprocessors
+        assert (launch.arguments[8], splits_of(launch)) == (rows, splits)
+        assert launch.grid[0] // splits <= AT_ONCE.get(splits, H200.num_multiprocessors)
+
+
+def splits_of(launch: Launch) -> int:
+    return int(launch.kernel.split("_")[-2])
+
+
+def test_the_driver_says_how_many_clusters_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ATTRIBUTES, 16, 108)
+    driver = HostDriver()
+    library = KernelLibrary(driver, H200, fake_cubins(tmp_path, ["dense_wgmma"], ("90a",)))
+    launches = [product(64, num_outputs, 4096, device=library.facts) for num_outputs in (3584, 6144)]
+    for launch in filter(None, launches):
+        assert splits_of(launch) == 4
+        assert 20 <= launch.grid[0] // 4 <= 24
+    assert driver.calls["max_active_clusters"] == 2  # of two blocks, and of four
+    assert set(driver.shared_limits.values()) == {H200.shared_bytes}
 
 
 @pytest.mark.parametrize("num_tokens", [9, 32, 64, 128])
@@ -142,7 +171,7 @@ def test_launches_of_any_width_fit(num_tokens: int) -> None:
             assert launch is not None
             assert_fits(launch, Cubins().operators, H200.shared_bytes)
             rows, stages = launch.arguments[8:10]
-            tokens, splits = (int(part) for part in launch.kernel.split("wgmma")[1].split("_")[:2])
+            tokens, splits = int(launch.kernel.split("wgmma")[1].split("_")[0]), splits_of(launch)
             assert launch.grid[0] // splits * rows // num_weights >= num_outputs
             assert stages * (rows + tokens) * 128 >= tokens * (rows + 4) * 4  # sums
             assert -(-num_inputs // 64) >= splits

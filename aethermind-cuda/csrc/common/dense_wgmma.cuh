@@ -76,8 +76,8 @@ class DenseWgmma {
     if (is_copying()) {
       copy_first_inputs();
     }
-    if (static_cast<int>(threadIdx.x) < num_consumers_) {
-      __syncwarp();
+    __syncwarp();
+    if (!kHasCopyWarp || static_cast<int>(threadIdx.x) < num_consumers_) {
       multiply();
     } else if (is_copying()) {
       copy();

@@ -84,14 +84,14 @@ class CudaBackend(Backend):
 
     def workspace_bytes(self, plan: Any) -> int:
         """The largest workspace of any step of the plan."""
-        return workspace_bytes(plan, self.devices.facts(self.devices.current()))
+        return workspace_bytes(plan, self._library(self.devices.current()).facts)
 
     def compile(self, plan: Any, memory: Any) -> CudaExecutable:
         """Compile a plan to an executable for the current device."""
         index = self.devices.current()
-        facts = self.devices.facts(index)
+        library = self._library(index)
         captured = CudaGraphCache(self._driver, self.devices.context(index))
-        return CudaExecutable(plan, memory, index, facts, self._library(index), captured, self.allocator.alloc)
+        return CudaExecutable(plan, memory, index, library.facts, library, captured, self.allocator.alloc)
 
     def communicator(self, rank: int, size: int, address: str | None = None) -> Communicator | None:
         """Open an NCCL communicator of `size` processes, each on its current device; None without NCCL."""

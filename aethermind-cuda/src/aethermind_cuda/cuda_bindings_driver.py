@@ -179,6 +179,11 @@ class CudaDriver:
         attribute = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._call("cuFuncSetAttribute", function, attribute, nbytes)
 
+    def max_active_clusters(
+        self, function: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int
+    ) -> int:
+        return int(self._call("cuOccupancyMaxActiveClusters", function, self._config(grid, block, shared_bytes)))
+
     def encode_tensor_map(self, address: int, rows: int, columns: int, box_rows: int) -> bytes:
         memory = ctypes.create_string_buffer(_TENSOR_MAP_BYTES + _TENSOR_MAP_ALIGNMENT)
         begin = ctypes.addressof(memory)
@@ -222,13 +227,17 @@ class CudaDriver:
         attribute = self._cuda.CUlaunchAttribute()
         attribute.id = self._cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         attribute.value.programmaticStreamSerializationAllowed = 1
+        config = self._config(grid, block, shared_bytes)
+        config.hStream = stream
+        config.attrs = [attribute]
+        config.numAttrs = 1
+        return config
+
+    def _config(self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int) -> Any:
         config = self._cuda.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = block
         config.sharedMemBytes = shared_bytes
-        config.hStream = stream
-        config.attrs = [attribute]
-        config.numAttrs = 1
         return config
 
     # Graphs

@@ -135,6 +135,11 @@ class Driver(Protocol):
     def set_dynamic_shared_limit(self, function: int, nbytes: int) -> None:
         """Allow a function more than 48 KiB of dynamic shared memory."""
 
+    def max_active_clusters(
+        self, function: int, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int
+    ) -> int:
+        """How many clusters of a kernel with `__cluster_dims__` run at once; `grid` is a multiple of a cluster."""
+
     def encode_tensor_map(self, address: int, rows: int, columns: int, box_rows: int) -> bytes:
         """The CUtensorMap of a row-major matrix of 16-bit elements: boxes of `box_rows` rows and 64 columns in the
         128-byte swizzle, with zeros outside of the matrix. The L2 cache fetches 256 bytes at a time.

@@ -85,12 +85,15 @@ class DeviceFacts(NamedTuple):
         num_multiprocessors: multiprocessors.
         shared_bytes: the limit of dynamic shared memory per block.
         allows_experimental: whether kernels are used that have run on the emulator only (`devices.EXPERIMENTAL`).
+        max_clusters: says how many clusters of a launch run at once (`KernelLibrary.max_clusters`); None where no
+            driver is asked, and all multiprocessors are taken to run some.
     """
 
     compute_capability: tuple[int, int]
     num_multiprocessors: int
     shared_bytes: int
     allows_experimental: bool = False
+    max_clusters: Callable[[Launch], int] | None = None
 
 
 class Call(NamedTuple):

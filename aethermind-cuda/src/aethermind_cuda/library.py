@@ -79,11 +79,12 @@ class KernelLibrary:
 
     def __init__(self, driver: Driver, facts: DeviceFacts, cubins: Cubins | None = None) -> None:
         self._driver = driver
-        self._facts = facts
+        self.facts = facts._replace(max_clusters=self.max_clusters)
         self._cubins = cubins or Cubins()
         self._modules: dict[str, int] = {}
         self._functions: dict[tuple[str, str], int] = {}
         self._shared_limits: dict[int, int] = {}
+        self._max_clusters: dict[tuple[Any, ...], int] = {}
         self._encoded_maps: dict[TensorMap, bytes] = {}
         self.communicator: NcclCommunicator | None = None
         """The communicator, once the ranks have connected."""
@@ -114,10 +115,22 @@ class KernelLibrary:
         key = source, kernel
         if key not in self._functions:
             if source not in self._modules:
-                image = self._cubins.image(source, self._facts.compute_capability)
+                image = self._cubins.image(source, self.facts.compute_capability)
                 self._modules[source] = self._driver.module_load(image)
             self._functions[key] = self._driver.get_function(self._modules[source], kernel)
         return self._functions[key]
+
+    def max_clusters(self, launch: Launch) -> int:
+        """How many clusters of a launch's kernel (of its `__cluster_dims__`) run at once.
+
+        They are fewer than the multiprocessors would hold: a cluster runs on one GPC, and GPCs differ in size.
+        """
+        function, block, shared_bytes = self.function(launch.source, launch.kernel), launch.block, launch.shared_bytes
+        key = function, block, shared_bytes
+        if key not in self._max_clusters:
+            self._allow_shared(function, launch)
+            self._max_clusters[key] = self._driver.max_active_clusters(function, launch.grid, block, shared_bytes)
+        return self._max_clusters[key]
 
     def bind_launch(self, launch: Launch) -> Enqueue:
         """Bind a launch; DeviceError for more shared memory than a block can have."""
@@ -164,7 +177,7 @@ class KernelLibrary:
         self._allow_shared(function, launch)
         launch_kernel = self._driver.launch_kernel
         grid, block, shared_bytes = launch.grid, launch.block, launch.shared_bytes
-        is_dependent_launch = launch.is_dependent_launch and self._facts.compute_capability >= _DEPENDENT_LAUNCH
+        is_dependent_launch = launch.is_dependent_launch and self.facts.compute_capability >= _DEPENDENT_LAUNCH
 
         def bind(parameters: Parameters) -> Enqueue:
             def enqueue(stream: int) -> None:
@@ -184,7 +197,7 @@ class KernelLibrary:
         self._functions.clear()
 
     def _allow_shared(self, function: int, launch: Launch) -> None:
-        requested, limit = launch.shared_bytes, self._facts.shared_bytes
+        requested, limit = launch.shared_bytes, self.facts.shared_bytes
         if requested > limit:
             raise DeviceError(
                 f"The CUDA kernel {launch.kernel} needs {requested} bytes of shared memory, and a block of this GPU "

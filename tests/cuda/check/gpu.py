@@ -112,13 +112,12 @@ class Gpu:
         kernel = self.kernel(operator, inputs, attributes, format)
         self.backend.devices.enter(0)
         function: Any = kernel.function
-        facts = self.backend.devices.facts(0)
+        library = self.backend._library(0)
         called = self.runtime.operators[operator]
         arrays = tuple(None if tensor is None else _array(tensor) for tensor in inputs)
         arguments = kernel.arguments(arrays, called.schema.complete(attributes or {}), called.additions)
-        call = Call(arguments[0], tuple(map(_array, outputs)), arguments[1], facts)
+        call = Call(arguments[0], tuple(map(_array, outputs)), arguments[1], library.facts)
         workspace = torch.empty(max(1, function.workspace_bytes(call)), dtype=torch.uint8, device=self.device)
-        library = self.backend._library(0)
         works = [work.bind(library) for work in function(call._replace(workspace=workspace.data_ptr()))]
 
         def enqueue(stream: int) -> None:

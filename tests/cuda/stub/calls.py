@@ -68,6 +68,7 @@ assert caught.value.code == NO_BINARY
 module = cuda.module_load(b"cubin\0")
 function = cuda.get_function(module, "store")
 cuda.set_dynamic_shared_limit(function, 100000)
+assert cuda.max_active_clusters(function, (4, 1, 1), (160, 1, 1), 100000) == 30
 parameters = Parameters([ctypes.c_void_p(host), 42])
 cuda.begin_capture(stream)
 cuda.launch_kernel(function, (1, 2, 3), (32, 1, 1), 64, stream, parameters.address)

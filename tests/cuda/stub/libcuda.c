@@ -93,6 +93,10 @@ Result cuLaunchKernelEx(const Config* config, void* given, void** parameters, vo
   return !overlaps || cuLaunchKernel(given, grid[0], grid[1], grid[2], block[0], block[1], block[2], config->shared,
                                      config->stream, parameters, extra);
 }
+Result cuOccupancyMaxActiveClusters(int* count, void* given, const Config* config) {
+  const int is_as_asked = config->grid[0] == 4 && config->block[0] == 160 && config->shared == 100000;
+  return *count = 30, given != &function || !is_as_asked || config->num_attributes;
+}
 Result cuTensorMapEncodeTiled(unsigned char* map, int type, unsigned rank, void* address, const Address* sizes,
                               const Address* strides, const unsigned* box, const unsigned* steps, int interleave,
                               int swizzle, int promotion, int fill) {

@@ -33,8 +33,6 @@ _OUTPUTS = 4
 """Those that a thread stores at a time."""
 _SPLITS = {1: (1, 2, 4), 2: (1, 2)}
 """Numbers of blocks that may divide the inputs, by the number of weights."""
-_GPC = 16
-"""Multiprocessors of a GPC that clusters of 2 and 4 can fill."""
 _SPLIT_BYTES = 48 << 10
 """What a block could read while the blocks of a cluster add their sums."""
 
@@ -62,8 +60,8 @@ def dense_wgmma(
     num_tokens, num_inputs = x.shape
     num_outputs, num_steps = out.shape[1], div_up(num_inputs, _DEPTH)
     tokens = next(count for count in _TOKENS if num_tokens <= count)
-    tiling = _tiling(num_outputs, num_steps, tokens, len(weights), device)
-    groups = div_up(tiling.rows, _GROUP_ROWS)
+    tiling = _tiling(num_outputs, num_steps, tokens, len(weights), x.dtype, device)
+    groups, kernel = div_up(tiling.rows, _GROUP_ROWS), _kernel(len(weights), tokens, tiling.splits, x.dtype)
     stage_bytes = (tiling.rows + tokens) * _ROW_BYTES
     # The last group may read beyond the last stage.
     other_bytes = max(_MAX_STAGES * _BARRIER_BYTES, (groups * _GROUP_ROWS - tiling.rows - tokens) * _ROW_BYTES)
@@ -77,9 +75,16 @@ def dense_wgmma(
         *(first, second, TensorMap(x.address, num_tokens, num_inputs, tokens)),
         *(out, bias, num_tokens, num_outputs, num_steps, tiling.rows, stages, out.dtype is not x.dtype),
     )
-    threads = groups * _GROUP_THREADS + (0 if tokens == _TOKENS[-1] else _WARP)  # the warp that only copies
-    kernel = f"{'gate_up_silu' if len(weights) > 1 else 'linear'}_wgmma{tokens}_{tiling.splits}_{x.dtype}"
-    return Launch("dense_wgmma", kernel, (tiling.tiles * tiling.splits, 1, 1), (threads, 1, 1), arguments, shared_bytes)
+    grid = tiling.tiles * tiling.splits, 1, 1
+    return Launch("dense_wgmma", kernel, grid, (_threads(groups, tokens), 1, 1), arguments, shared_bytes)
+
+
+def _kernel(num_weights: int, tokens: int, splits: int, dtype: DType) -> str:
+    return f"{'gate_up_silu' if num_weights > 1 else 'linear'}_wgmma{tokens}_{splits}_{dtype}"
+
+
+def _threads(groups: int, tokens: int) -> int:
+    return groups * _GROUP_THREADS + (0 if tokens == _TOKENS[-1] else _WARP)  # the warp that only copies
 
 
 def _is_supported(
@@ -101,7 +106,17 @@ def _is_supported(
     )
 
 
-def _tiling(num_outputs: int, num_steps: int, tokens: int, num_weights: int, device: DeviceFacts) -> _Tiling:
+def _places(splits: int, kernel: str, tokens: int, device: DeviceFacts) -> int:
+    """How many clusters of `splits` blocks run at once, with a multiprocessor for each block."""
+    if splits == 1 or device.max_clusters is None:
+        return max(1, device.num_multiprocessors // splits)
+    block = _threads(_MAX_GROUPS, tokens), 1, 1
+    return max(1, device.max_clusters(Launch("dense_wgmma", kernel, (splits, 1, 1), block, (), _SHARED_BYTES)))
+
+
+def _tiling(
+    num_outputs: int, num_steps: int, tokens: int, num_weights: int, dtype: DType, device: DeviceFacts
+) -> _Tiling:
     """As few bytes for the slowest multiprocessor as possible, all of which run a block at a time.
 
     A block reads its rows and all tokens.
@@ -110,9 +125,7 @@ def _tiling(num_outputs: int, num_steps: int, tokens: int, num_weights: int, dev
     for splits in _SPLITS[num_weights]:
         if splits > num_steps:
             continue
-        # A cluster runs on one GPC, of 16 or 18 multiprocessors.
-        num_multiprocessors = device.num_multiprocessors // (1 if splits == 1 else _GPC) * (1 if splits == 1 else _GPC)
-        places = max(1, num_multiprocessors // splits)
+        places = _places(splits, _kernel(num_weights, tokens, splits, dtype), tokens, device)
         rows_of_all = num_outputs * num_weights
         waves = div_up(rows_of_all, places * _MAX_GROUPS * _GROUP_ROWS)
         rows = div_up(div_up(rows_of_all, places * waves), _ROW_STEP) * _ROW_STEP
