@@ -2,14 +2,15 @@
 
 python -m tests.cuda.check.stream_figures [--small]
 
-A run with two streams that does not end is what this may find, so every run prints a line, and one without a step for
-some seconds prints where the host is and which streams have work. The process that follows a hung one runs the first
-load with parts of the mechanism left out, to tell which of them it takes.
+A step that does not end is what this may find, so every run prints a line, and one without a step for some seconds
+prints where the host is and which streams have work. The process that follows a hung one runs the first load with parts
+of the mechanism left out, to tell which of them it takes.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,7 @@ from aethermind import LLM
 from aethermind.cli.bench.prefill_stream import MixedLoad, compare_streams
 from aethermind.engine.steps.model_runner import ModelRunner
 from aethermind_cuda.cuda_bindings_driver import CudaDriver
+from aethermind_cuda.devices import EXPERIMENTAL
 from aethermind_cuda.graph_capture import CudaGraphCache
 
 __all__ = ["Watch"]
@@ -114,9 +116,10 @@ def _without_graphs() -> Any:
 
 
 _VARIANTS: Mapping[str, Callable[[], Any]] = {
-    "two streams, waiting for each step": _synchronised,
-    "two streams, without dependent launches": _without_dependent_launches,
-    "two streams, without graphs": _without_graphs,
+    "without experimental kernels": lambda: mock.patch.dict(os.environ, {EXPERIMENTAL: "0"}),
+    "waiting for each step": _synchronised,
+    "without dependent launches": _without_dependent_launches,
+    "without graphs": _without_graphs,
 }
 
 
@@ -138,8 +141,9 @@ def main() -> int:
         for name, variant in _VARIANTS.items() if log.failures() else ():
             if name not in begun:
                 with variant(), _opened(model, log, is_small=is_small) as (llm, watch), log.case(name) as facts:
-                    watch.doing = name
-                    facts["seconds"] = MixedLoad(*loads[0], vocab_size).run(llm.engine, overlaps=True).seconds
+                    for streams, overlaps in (("one stream", False), ("two streams", True)):
+                        watch.doing = f"{name}, {streams}"
+                        facts[streams] = MixedLoad(*loads[0], vocab_size).run(llm.engine, overlaps=overlaps).seconds
     return 1 if log.failures() else 0
 
 
