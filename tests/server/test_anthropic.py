@@ -317,6 +317,30 @@ def test_invalid_requests_are_a_400(http: httpx.Client, change: Any, message: st
     assert body == {"type": "error", "error": {"type": "invalid_request_error"}, "request_id": request_id}
 
 
+def test_tool_runners_send_whole_conversations(claude: anthropic.Anthropic) -> None:
+    """They begin with `thread`, which would make them send only the latest messages. The error says not to."""
+
+    @anthropic.beta_tool
+    def weather(place: str) -> str:
+        """The weather."""
+        return f"sunny in {place}"
+
+    forced = {"extra_body": {"structured_outputs": WRITES_CALLS}}
+    asked = {"model": "demo", "messages": MESSAGES, "max_tokens": 200}
+    runner = claude.beta.messages.tool_runner(**asked, tools=[weather], max_iterations=2, **forced)
+    first, second = (message.usage for message in runner)
+    assert second.input_tokens + second.cache_read_input_tokens > first.input_tokens + first.output_tokens / 2
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+def test_threads_are_an_error_after_which_clients_go_on_without(http: httpx.Client, path: str, thread: Any) -> None:
+    answer = http.post(path, json={**BODY, "thread": thread})
+    assert answer.status_code == 400
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert answer.json()["error"]["details"] == details
+
+
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_bodies_are_400(http: httpx.Client, name: str, path: str) -> None:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["error_body", "is_messages_path"]
+__all__ = ["THREADS_UNSUPPORTED", "error_body", "is_messages_path"]
+
+THREADS_UNSUPPORTED = "thread_unsupported_request"
+"""The error code after which Anthropic's clients send whole conversations, not only new messages."""
 
 _PATH = "/v1/messages"
 
@@ -37,4 +40,7 @@ def error_body(status: int, message: str, code: str | None, request_id: str | No
     if code == "context_length_exceeded":
         message = f"prompt is too long: {message}"
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    error: dict[str, Any] = {"type": kind, "message": message}
+    if code == THREADS_UNSUPPORTED:
+        error["details"] = {"error_code": code, "unsupported": ["thread"]}
+    return {"type": "error", "error": error, "request_id": request_id}

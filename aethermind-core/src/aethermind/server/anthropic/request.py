@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationError, field_validator
 
+from aethermind.server.anthropic import THREADS_UNSUPPORTED
 from aethermind.server.openai.chat import ChatRequest
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel, validation_api_error
@@ -248,6 +249,19 @@ class CountTokensRequest(StrictModel):
     context_management: Any = None
     speed: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thread: Any = None
+
+    @field_validator("thread")
+    @classmethod
+    def _rejects_threads(cls, thread: Any) -> Any:
+        if thread is not None:
+            raise ApiError(
+                400,
+                "thread is not supported, because conversations are not stored. Send all messages.",
+                param="thread",
+                code=THREADS_UNSUPPORTED,
+            )
+        return thread
 
     def chat(self) -> ChatRequest:
         """The equivalent chat request. ApiError 400 names fields that are not supported."""

@@ -1,0 +1,137 @@
+"""A server whose model writes the answers that a prompt carries, so that clients and agents can be tested.
+
+A prompt has the answers as `script:BASE64;`, of a JSON list of strings: the first turn of the model after it is the
+first answer, and so on; the last one is repeated. A prompt without a script is answered by `DEFAULT`, and so is one
+without tools where the script has a call, because agents also send the user's text to have it summarised.
+
+Everything else is what `aethermind serve` runs: tokenizer, chat template, engine, sampler, constraints, parsers, HTTP.
+The model is random and tiny. It writes an answer because a constraint, as of `structured_outputs`, allows nothing else.
+`python -m tests.clients.scripted` runs it alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event
+from typing import Any
+
+from tests.end_to_end.models import DEMO, copy_demo
+from tests.server.conftest import serving
+
+from aethermind import LLM, SamplingParams
+from aethermind.engine.requests.prompt_reader import EnginePrompt
+from aethermind.engine.serving.async_engine import AsyncEngine
+from aethermind.sampling.params import StructuredOutputs
+from aethermind.server import ModelPool
+from aethermind.server.pool_entry import ModelSource
+from aethermind.server.served_model import ServedModel
+
+__all__ = ["DEFAULT", "MODEL", "answer_to", "scripted_server"]
+
+MODEL = "scripted"
+DEFAULT = "All is well."
+
+TEMPLATE = """
+{%- macro text(content) %}{% if content is string %}{{ content }}{% else %}{% for part in content or () %}
+{{- part.text }}{% endfor %}{% endif %}{% endmacro %}
+{%- if tools %}<|im_start|>system
+<tools>
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}</tools><|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{% if message.reasoning_content %}<think>
+{{ message.reasoning_content }}
+</think>
+
+{% endif %}{{ text(message.content) }}
+{%- for call in message.tool_calls or () %}
+<tool_call>
+{{ {"name": call.function.name, "arguments": call.function.arguments} | tojson }}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""A template in the manner of Qwen's."""
+
+_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+_SCRIPT = re.compile(r"script:([A-Za-z0-9_-]+=*);")
+_SHAPES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
+_MAX_MODEL_LEN = 131072
+
+
+def answer_to(prompt: str) -> str:
+    """The answer that the last script in a rendered prompt has for this turn."""
+    *_, last = (None, *_SCRIPT.finditer(prompt))
+    if last is None:
+        return DEFAULT
+    answers: list[str] = json.loads(base64.urlsafe_b64decode(last[1]))
+    if "<tools>" not in prompt and any("<tool_call>" in answer for answer in answers):
+        return DEFAULT
+    turn = prompt.count("<|im_start|>assistant\n", last.end()) - 1
+    return answers[min(max(turn, 0), len(answers) - 1)] if answers else DEFAULT
+
+
+def grammar_of(answer: str) -> str:
+    """A grammar, in llguidance's kind of Lark, whose only text is `answer`, with tags as the tokens that they are."""
+    parts = [part for part in re.split(f"({'|'.join(_TAGS)})", answer) if part]
+    return "start: " + " ".join(part if part in _TAGS else json.dumps(part, ensure_ascii=False) for part in parts)
+
+
+def scripted_llm(folder: Path) -> LLM:
+    """A random model in `folder`, with the demo model's tokenizer and the tags of reasoning and calls as tokens."""
+    tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
+    first = max(token["id"] for token in tokenizer["added_tokens"]) + 1
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    tokenizer["added_tokens"] += [
+        {"id": first + number, "content": tag, **plain, "special": False} for number, tag in enumerate(_TAGS)
+    ]
+    config = {**_SHAPES, "num_key_value_heads": 1, "vocab_size": first + len(_TAGS)}
+    config["max_position_embeddings"] = _MAX_MODEL_LEN
+    files = {"tokenizer.json": json.dumps(tokenizer).encode(), "chat_template.jinja": TEMPLATE.encode()}
+    settings = json.loads((DEMO / "tokenizer_config.json").read_text())
+    files["tokenizer_config.json"] = json.dumps({**settings, "chat_template": TEMPLATE}).encode()
+    model = copy_demo(folder / "model", config, files)
+    return LLM(model, device="cpu", load_format="dummy", max_model_len=_MAX_MODEL_LEN, max_num_seqs=8)
+
+
+class ScriptedEngine(AsyncEngine):
+    """An engine whose requests write the answers of their prompts' scripts."""
+
+    async def _add(self, name: str, prompt: EnginePrompt, params: SamplingParams, *others: Any) -> None:
+        if prompt.is_chat and params.structured_outputs is None:
+            params = replace(
+                params,
+                structured_outputs=StructuredOutputs(grammar=grammar_of(answer_to(prompt.text or ""))),
+                # This excludes nothing, but each token is sampled: forced tokens would be appended at once.
+                allowed_token_ids=tuple(range(self._engine.compiled.model.config.vocab_size)),
+            )
+        await super()._add(name, prompt, params, *others)
+
+
+@contextmanager
+def scripted_server(**options: Any) -> Iterator[str]:
+    """Run the server; yields its address. `options` are those of `running`."""
+    with TemporaryDirectory() as folder, scripted_llm(Path(folder)) as llm:
+
+        @asynccontextmanager
+        async def opened(_: object) -> AsyncIterator[ServedModel]:
+            async with ScriptedEngine(llm.engine) as engine:
+                yield ServedModel.of(MODEL, llm, engine)
+
+        with serving(ModelPool([ModelSource(MODEL, opened, loads_at_start=True)]), **options) as address:
+            yield address
+
+
+if __name__ == "__main__":
+    with scripted_server() as address, suppress(KeyboardInterrupt):
+        print(address, flush=True)
+        Event().wait()
