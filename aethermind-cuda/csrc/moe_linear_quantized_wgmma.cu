@@ -7,8 +7,9 @@
 #include "common/expert_quantized_wgmma.cuh"
 
 #define AETHER_EXPERTS(operator_, is_gated, columns, format, bits, term, dtype)                                       \
-  extern "C" __global__ void __launch_bounds__(512, 1) operator_##_quantized_wgmma##columns##_##format##_##dtype(     \
-      aether::ExpertProducts call, aether::GatedActivation activation) {                                              \
+  extern "C" __global__ void __launch_bounds__(aether::kExpertThreads, 1)                                             \
+      operator_##_quantized_wgmma##columns##_##format##_##dtype(aether::ExpertProducts call,                          \
+                                                                aether::GatedActivation activation) {                 \
     aether::begin_kernel();                                                                                           \
     aether::multiply_experts_quantized<aether::dtype, bits, aether::AffineTerm::term, columns, is_gated>(call,        \
                                                                                                          activation); \

@@ -8,14 +8,14 @@
 
 namespace aether {
 
-template <class T, int kBits, AffineTerm kTerm, int kColumns>
+template <class T, int kBits, AffineTerm kTerm, int kColumns, int kThreads>
 __device__ __forceinline__ void project_qkv_quantized_wgmma(const QkvProjection& call, int num_blocks, int log2_chunks,
                                                             float* partials) {
   const int block_outputs = static_cast<int>(blockDim.x) / kWarpSize * kTileOutputs;
   dispatch_qkv<T>(
       call,
       [&](const Results<T>& results, const Inputs<T>&, const void* weight, int block, int first_output) {
-        quantized_wgmma<T, kBits, kTerm, kColumns>(
+        quantized_wgmma<T, kBits, kTerm, kColumns, kThreads>(
             results, static_cast<const T*>(call.x), static_cast<const uint8_t*>(weight), nullptr, call.num_inputs,
             num_blocks, log2_chunks,
             partials + static_cast<int64_t>(first_output) * static_cast<int>(gridDim.z) * call.num_tokens, block);
@@ -40,9 +40,8 @@ __device__ __forceinline__ void split_k_reduce_qkv(const QkvProjection& call, co
   extern "C" __global__ void __launch_bounds__(threads, 1)                                                     \
       qkv_projection_quantized_wgmma##columns##_##format##_##dtype(aether::QkvProjection call, int num_blocks, \
                                                                    int log2_chunks, float* partials) {         \
-    aether::project_qkv_quantized_wgmma<aether::dtype, bits, aether::AffineTerm::term, columns>(               \
+    aether::project_qkv_quantized_wgmma<aether::dtype, bits, aether::AffineTerm::term, columns, threads>(      \
         call, num_blocks, log2_chunks, partials);                                                              \
-    static_assert(threads == aether::kMaxWgmmaThreads<bits, aether::AffineTerm::term, columns>);               \
   }
 AETHER_EACH_QUANTIZED_WGMMA(AETHER_QKV_WGMMA)
 

@@ -9,9 +9,8 @@
       void* out, const aether::dtype* x, const uint8_t* weight, const uint8_t* up, const aether::dtype* bias,      \
       int num_tokens, int num_outputs, int num_inputs, int is_float32, int num_blocks, int log2_chunks,            \
       float* partials) {                                                                                           \
-    aether::quantized_wgmma<aether::dtype, bits, aether::AffineTerm::term, columns>(                               \
+    aether::quantized_wgmma<aether::dtype, bits, aether::AffineTerm::term, columns, threads>(                      \
         {out, bias, num_tokens, num_outputs, is_float32 != 0}, x, weight, up, num_inputs, num_blocks, log2_chunks, \
         partials);                                                                                                 \
-    static_assert(threads == aether::kMaxWgmmaThreads<bits, aether::AffineTerm::term, columns>);                   \
   }
 AETHER_EACH_QUANTIZED_WGMMA(AETHER_QUANTIZED_WGMMA)

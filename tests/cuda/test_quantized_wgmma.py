@@ -56,20 +56,21 @@ def test_products_of_every_format(name: str, num_tokens: int, num_inputs: int, n
     np.testing.assert_allclose(out.astype(np.float64), expected, rtol=ROUNDOFF[dtype], atol=1e-4)
 
 
-def test_a_pipeline_of_many_groups() -> None:
+@pytest.mark.parametrize(("num_outputs", "warpgroups", "suffix"), [(300, 5, "_wide"), (250, 4, "")])
+def test_a_pipeline_of_many_groups(num_outputs: int, warpgroups: int, suffix: str) -> None:
     """19 groups in a block, where several warpgroups share the inputs."""
     format, rng = format_of("int4"), np.random.default_rng(0)
     x = rng.standard_normal((50, 2400)).astype(ml_dtypes.bfloat16)
-    weight = format.quantize(rng.standard_normal((300, 2400)).astype(np.float32) / 49)
+    weight = format.quantize(rng.standard_normal((num_outputs, 2400)).astype(np.float32) / 49)
     array = DeviceArray(0, DType.BFLOAT16, x.shape)
-    out = DeviceArray(0, DType.BFLOAT16, (50, 300))
+    out = DeviceArray(0, DType.BFLOAT16, (50, num_outputs))
     small = DeviceFacts((9, 0), 1, 227 << 10)
     (launch,) = quantized_wgmma(format, out, array, [array], None, small, 0)
-    assert launch.kernel == "quantized_wgmma64_int4_bfloat16"
-    assert launch.grid[2] == 1
-    logits = np.full((50, 300), np.nan, np.float32)
+    assert launch.kernel == f"quantized_wgmma64_int4{suffix}_bfloat16"
+    assert (launch.grid, launch.block[0]) == ((1, 1, 1), 128 * warpgroups)
+    logits = np.full((50, num_outputs), np.nan, np.float32)
     layout = QuantizedLayout(format, weight.shape)
-    arguments = (logits, x, packed("int4", weight), None, None, 50, 300, 2400, 1, layout.num_blocks, 0, None)
+    arguments = (logits, x, packed("int4", weight), None, None, 50, num_outputs, 2400, 1, layout.num_blocks, 0, None)
     entry = compile_kernels("quantized_wgmma.cu")[launch.kernel]
     entry(*arguments, grid=launch.grid, block=launch.block, shared=launch.shared_bytes, seeds=(0, 1))
     check(logits, x, format.dequantize(weight))

@@ -7,12 +7,15 @@
 
 namespace aether {
 
+// Threads of the largest block.
+constexpr int kExpertThreads = 512;
+
 // A warp has 16 outputs of a tile of up to kColumns pairs, or, of a SwiGLU, the same 8 outputs of both weights. Grid:
 // outputs, tiles of pairs. N is a multiple of 16.
 template <class T, int kBits, AffineTerm kTerm, int kColumns, bool kGated>
 __device__ __forceinline__ void multiply_experts_quantized(const ExpertProducts& call,
                                                            const GatedActivation& activation) {
-  using Products = QuantizedWgmma<T, kBits, kTerm, kColumns>;
+  using Products = QuantizedWgmma<T, kBits, kTerm, kColumns, kExpertThreads>;
   AETHER_OPERAND_MEMORY(T, memory);
   const ExpertTile tile = call.tile(static_cast<int>(blockIdx.y));
   if (tile.count == 0) {

@@ -21,10 +21,6 @@
 
 namespace aether {
 
-// Threads of the largest block: five warpgroups have 96 registers for a thread, four have 128.
-template <int kBits, AffineTerm kTerm, int kColumns>
-constexpr int kMaxWgmmaThreads = kBits == 8 || (kTerm != AffineTerm::kNone && kColumns == 64) ? 512 : 640;
-
 // The index of this thread in its block, read where it is needed: nothing that is computed from it is kept in a
 // register until then.
 __device__ __forceinline__ int thread_reread() {
@@ -50,8 +46,9 @@ struct StagedRows {
   }
 };
 
-// `Source` copies the codes and scales of a tile of 16 outputs as QuantizedSource does.
-template <class T, int kBits, AffineTerm kTerm, int kColumns>
+// `Source` copies the codes and scales of a tile of 16 outputs as QuantizedSource does. `kThreads` are those of the
+// largest block: five warpgroups have 96 registers for a thread, four have 128.
+template <class T, int kBits, AffineTerm kTerm, int kColumns, int kThreads>
 struct QuantizedWgmma {
   using Source = QuantizedSource<T, kBits, kTerm>;
   using Staged = typename Source::Staged;
@@ -62,7 +59,7 @@ struct QuantizedWgmma {
   static constexpr int kTilePieces = kColumns * kPiecesOfRow;  // of 64 inputs
   static constexpr int kInputPieces = 2 * kTilePieces;         // of a group
   // Columns of a product, which are half of 64 where registers are few.
-  static constexpr bool kIsHalved = kMaxWgmmaThreads<kBits, kTerm, kColumns> > 512 || kTerm == AffineTerm::kOffsets;
+  static constexpr bool kIsHalved = kThreads > 512 || kTerm == AffineTerm::kOffsets;
   static constexpr int kPart = kColumns == 64 && kIsHalved ? 32 : kColumns;
   static constexpr int kCopyThreads = 256;  // of inputs
   static constexpr int kWordsOfGroup = kGroupInputs / 2;
@@ -292,11 +289,11 @@ struct QuantizedWgmma {
 // A block computes the products of kColumns tokens with 16 outputs for each warp, or 16 of both weights of a SwiGLU for
 // every two warps: `up` is not null. Blocks along z split K and write their sums to `partials` for `split_k_reduce`.
 // `block` is that of outputs.
-template <class T, int kBits, AffineTerm kTerm, int kColumns>
+template <class T, int kBits, AffineTerm kTerm, int kColumns, int kThreads>
 __device__ __forceinline__ void quantized_wgmma(const Results<T>& results, const T* x, const uint8_t* weight,
                                                 const uint8_t* up, int num_inputs, int num_blocks, int log2_chunks,
                                                 float* partials, int block = static_cast<int>(blockIdx.y)) {
-  using Products = QuantizedWgmma<T, kBits, kTerm, kColumns>;
+  using Products = QuantizedWgmma<T, kBits, kTerm, kColumns, kThreads>;
   AETHER_OPERAND_MEMORY(T, memory);
   launch_dependents();
   const bool is_gated = up != nullptr;
@@ -347,17 +344,19 @@ __device__ __forceinline__ void quantized_wgmma(const Results<T>& results, const
 
 }  // namespace aether
 
-// entry(columns, format, bits, term, dtype, threads) for every kernel of a source; `threads` are kMaxWgmmaThreads.
+// entry(columns, format, bits, term, dtype, threads) for every kernel of a source. Blocks of more than 512 threads that
+// have 64 tokens multiply them in halves, which take fewer registers: `wide` ones, where smaller blocks are faster.
 #define AETHER_QUANTIZED_WGMMA_COLUMNS(entry, format, bits, term, dtype, threads, threads64)  \
   entry(16, format, bits, term, dtype, threads) entry(32, format, bits, term, dtype, threads) \
       entry(64, format, bits, term, dtype, threads64)
 #define AETHER_QUANTIZED_WGMMA_HALVES(entry, format, bits, term, threads, threads64)     \
   AETHER_QUANTIZED_WGMMA_COLUMNS(entry, format, bits, term, float16, threads, threads64) \
   AETHER_QUANTIZED_WGMMA_COLUMNS(entry, format, bits, term, bfloat16, threads, threads64)
-#define AETHER_EACH_QUANTIZED_WGMMA(entry)                                 \
-  AETHER_QUANTIZED_WGMMA_HALVES(entry, int4, 4, kNone, 640, 640)           \
-  AETHER_QUANTIZED_WGMMA_HALVES(entry, int4_zp, 4, kZeroPoints, 640, 512)  \
-  AETHER_QUANTIZED_WGMMA_HALVES(entry, int4_offset, 4, kOffsets, 640, 512) \
-  AETHER_QUANTIZED_WGMMA_HALVES(entry, int8, 8, kNone, 512, 512)           \
-  AETHER_QUANTIZED_WGMMA_HALVES(entry, int8_zp, 8, kZeroPoints, 512, 512)  \
-  AETHER_QUANTIZED_WGMMA_HALVES(entry, int8_offset, 8, kOffsets, 512, 512)
+#define AETHER_EACH_QUANTIZED_WGMMA(entry)                                                   \
+  AETHER_QUANTIZED_WGMMA_HALVES(entry, int4, 4, kNone, 640, 512)                             \
+  entry(64, int4_wide, 4, kNone, float16, 640) entry(64, int4_wide, 4, kNone, bfloat16, 640) \
+      AETHER_QUANTIZED_WGMMA_HALVES(entry, int4_zp, 4, kZeroPoints, 640, 512)                \
+          AETHER_QUANTIZED_WGMMA_HALVES(entry, int4_offset, 4, kOffsets, 640, 512)           \
+              AETHER_QUANTIZED_WGMMA_HALVES(entry, int8, 8, kNone, 512, 512)                 \
+                  AETHER_QUANTIZED_WGMMA_HALVES(entry, int8_zp, 8, kZeroPoints, 512, 512)    \
+                      AETHER_QUANTIZED_WGMMA_HALVES(entry, int8_offset, 8, kOffsets, 512, 512)

@@ -38,9 +38,14 @@ _GROUP_INPUTS = 128
 _WORD_BYTES = 4
 _MIN_WARPGROUPS = 2
 """Two warpgroups copy the inputs."""
+_MAX_WARPGROUPS = 5
+_MAX_WARPGROUPS_AT_ONCE = 4
+"""More warpgroups have too few registers for products of 64 tokens at once."""
 _MAX_SPLITS = 16
 _RELATIVE_TIMES = {2: 1.4, 3: 1.15, 4: 1.05, 5: 1.0}
 """Time of a warpgroup's group of inputs by the warpgroups of a block: few do not hide the latency of products."""
+_RELATIVE_TIMES_OF_64 = {2: 1.15, 3: 0.97, 4: 0.89, 5: 1.0}
+"""The same for 64 tokens, which up to four warpgroups multiply at once and five in halves."""
 _START_GROUPS = 2.0
 """Time of a block's start and end, in groups of inputs of five warpgroups."""
 _SUMS_OF_SPLIT_GROUP = 2 * 3584 * 64
@@ -59,7 +64,8 @@ class WgmmaGrid(NamedTuple):
 
     def launch(self, source: str, format: WeightFormat, dtype: DType, arguments: Sequence[Any]) -> Launch:
         """The launch of the kernel of `csrc/<source>.cu` with this grid."""
-        entry = f"{source}{self.columns}_{format_family(format)}_{dtype}"
+        is_wide = self.columns == _COLUMNS[-1] and self.warpgroups > _MAX_WARPGROUPS_AT_ONCE
+        entry = f"{source}{self.columns}_{format_family(format)}{'_wide' if is_wide else ''}_{dtype}"
         grid = self.token_blocks, self.row_blocks, self.splits
         block = self.warpgroups * _WARPGROUP_THREADS, 1, 1
         return Launch(source, entry, grid, block, tuple(arguments), self.shared_bytes)
@@ -131,6 +137,7 @@ def wgmma_grid(
     columns = next((count for count in _COLUMNS if num_tokens <= count), _COLUMNS[-1])
     token_blocks = max(1, div_up(num_tokens, columns))
     num_groups = max(1, div_up(num_inputs, _GROUP_INPUTS))
+    relative_times = _RELATIVE_TIMES_OF_64 if columns == _COLUMNS[-1] else _RELATIVE_TIMES
     grids = []
     for warpgroups in range(_MIN_WARPGROUPS, _max_warpgroups(format, columns) + 1):
         shared_bytes = _shared_bytes(format, columns, warpgroups)
@@ -141,7 +148,7 @@ def wgmma_grid(
         most = max(1, min(device.num_multiprocessors // blocks, num_groups, _MAX_SPLITS))
         for splits in sorted({div_up(num_groups, div_up(num_groups, count)) for count in range(1, most + 1)}):
             waves = div_up(blocks * splits, device.num_multiprocessors)
-            groups = div_up(num_groups, splits) * warpgroups / 5 * _RELATIVE_TIMES[warpgroups]
+            groups = div_up(num_groups, splits) * warpgroups / 5 * relative_times[warpgroups]
             time = waves * (groups + _START_GROUPS)
             if splits > 1:
                 time += _START_GROUPS + splits * sum(widths) * num_tokens / _SUMS_OF_SPLIT_GROUP
@@ -150,9 +157,10 @@ def wgmma_grid(
 
 
 def _max_warpgroups(format: WeightFormat, columns: int) -> int:
-    """`kMaxWgmmaThreads`."""
+    """The warpgroups of `AETHER_EACH_QUANTIZED_WGMMA`."""
     is_affine = format.has_zero_point or format.has_offset
-    return 4 if format.bits == 8 or (is_affine and columns == _COLUMNS[-1]) else 5
+    is_small = format.bits == 8 or (is_affine and columns == _COLUMNS[-1])
+    return _MAX_WARPGROUPS_AT_ONCE if is_small else _MAX_WARPGROUPS
 
 
 def _shared_bytes(format: WeightFormat, columns: int, warpgroups: int) -> int:
