@@ -71,7 +71,7 @@ class Sizes:
     kv_heads: int = 4
     head_dim: int = 128
     vocab: int = 152064
-    tokens: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 33, 64, 256, 2048)
+    tokens: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 33, 64, 128, 256, 2048)
     quantized_tokens: tuple[int, ...] = (1, 8, 16, 32, 64, 128, 256, 2048)
     logit_rows: tuple[int, ...] = (1, 8, 64, 256)
     decodes: tuple[tuple[int, int], ...] = (
