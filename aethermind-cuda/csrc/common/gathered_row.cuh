@@ -8,11 +8,63 @@ namespace aether {
 
 constexpr int kGatherWarps = 8;  // of a block that gathers
 
-// Compacts the ranks of the elements in a row's windows into `ranks`, in any order, and sums the weights of those
-// before the windows of a deep row. A warp takes up to four segments at a time, of those whose maximum is large enough;
-// the grid's second dimension divides the row. `windows` are in global memory.
-struct WindowGather {
+// The segments that a warp reads of a row, four units of 128 logits at a time: those whose maximum is large enough.
+// They take turns among the warps of a grid column, as segments with large maxima may be side by side.
+struct SegmentCursor {
   static constexpr int kAhead = 4;
+
+  const uint32_t* maxima;
+  uint32_t threshold;
+  int segment, num_segments, size;
+  int first, num_warps;
+  int unit;       // in the segments of `begins`
+  unsigned left;  // segments of `first` and the 31 of this warp behind it that are still to be read
+  int begins[kAhead];
+
+  __device__ __forceinline__ SegmentCursor(const uint32_t* maxima, uint32_t threshold, int segment, int num_segments,
+                                           int size)
+      : maxima(maxima), threshold(threshold), segment(segment), num_segments(num_segments), size(size), unit(segment) {
+    num_warps = static_cast<int>(gridDim.y * blockDim.x) / kWarpSize;
+    first = static_cast<int>(blockIdx.y * blockDim.x) / kWarpSize + warp_index();
+    left = chosen();
+  }
+
+  __device__ __forceinline__ unsigned chosen() const {
+    const int own = first + lane_index() * num_warps;
+    return __ballot_sync(kFullWarp, own < num_segments && maxima[own] >= threshold);
+  }
+
+  // Whether there are units to read, which begin at `begins`: the row's size where there are fewer than four.
+  __device__ __forceinline__ bool next() {
+    unit += kSegmentUnit;
+    if (unit < segment) {
+#pragma unroll
+      for (int ahead = 0; ahead < kAhead; ++ahead) {
+        begins[ahead] += kSegmentUnit;
+      }
+      return true;
+    }
+    unit = 0;
+    while (left == 0) {
+      first += num_warps * kWarpSize;
+      if (first >= num_segments) {
+        return false;
+      }
+      left = chosen();
+    }
+#pragma unroll
+    for (int ahead = 0; ahead < kAhead; ++ahead) {
+      begins[ahead] = left != 0 ? (first + (__ffs(static_cast<int>(left)) - 1) * num_warps) * segment : size;
+      left &= left - 1;
+    }
+    return true;
+  }
+};
+
+// Compacts the ranks of the elements in a row's windows into `ranks`, in any order, and sums the weights of those
+// before the windows of a deep row. The grid's second dimension divides the row. `windows` are in global memory.
+struct WindowGather {
+  static constexpr int kAhead = SegmentCursor::kAhead;
   static constexpr int kWide = Vector<float>::size;
 
   Windows& windows;
@@ -26,13 +78,16 @@ struct WindowGather {
         ranks(ranks),
         capacity(static_cast<unsigned>(capacity)),
         row(row),
-        upper_first(windows.upper_first),
-        upper_end(windows.upper_end),
-        lower_first(windows.lower_first),
-        lower_end(windows.lower_end) {}
+        upper_first(bound(windows.upper_first)),
+        upper_end(bound(windows.upper_end)),
+        lower_first(bound(windows.lower_first)),
+        lower_end(bound(windows.lower_end)) {}
 
-  // Writes the elements of a bit mask: this lane's four of each of four units. Lanes first write their places to shared
-  // memory, so that all lanes share the work.
+  // The sign of a difference tells whether a value is below a bound, unless it is that of -0 and 0.
+  __device__ __forceinline__ static float bound(float value) { return value == 0.0f ? -0.0f : value; }
+
+  // Writes the elements of a bit mask: this lane's four of each of four units, the first in bit 15. Lanes first write
+  // their places to shared memory, so that all lanes share the work.
   __device__ __forceinline__ void append(const int (&begins)[kAhead], unsigned chosen) const {
     __shared__ uint16_t places[kGatherWarps][kAhead * kSegmentUnit];
     const unsigned own = __popc(chosen);
@@ -54,83 +109,103 @@ struct WindowGather {
       *next++ = static_cast<uint16_t>((__ffs(static_cast<int>(chosen)) - 1) * kWarpSize + lane_index());
     }
     __syncwarp();
+    const auto rank_at = [&](unsigned i) {
+      const int place = places[warp_index()][i], number = kAhead * kWide - 1 - place / kWarpSize;
+      const int begin = number < 8 ? (number < 4 ? begins[0] : begins[1]) : (number < 12 ? begins[2] : begins[3]);
+      const int index = begin + place % kWarpSize * kWide + number % kWide;
+      return rank_of(row.logits[index], index);
+    };
+    // The first is read while the slot is awaited.
+    unsigned i = static_cast<unsigned>(lane_index());
+    uint64_t rank = i < total ? rank_at(i) : 0;
     slot = __shfl_sync(kFullWarp, slot, 0);
-    for (unsigned i = static_cast<unsigned>(lane_index()); i < total && slot + i < capacity; i += kWarpSize) {
-      const int place = places[warp_index()][i], bit = place / kWarpSize, lane = place % kWarpSize;
-      const int begin = bit < 8 ? (bit < 4 ? begins[0] : begins[1]) : (bit < 12 ? begins[2] : begins[3]);
-      const int index = begin + lane * kWide + bit % kWide;
-      ranks[slot + i] = rank_of(row.logits[index], index);
+    while (i < total && slot + i < capacity) {
+      ranks[slot + i] = rank;
+      i += kWarpSize;
+      rank = i < total ? rank_at(i) : 0;
     }
     __syncwarp();
   }
 
-  // Calls choose(value, bit) for every logit of the segments that are read, which returns the bit or 0.
-  template <class Choose>
-  __device__ __forceinline__ void read(const uint32_t* maxima, int segment, int num_segments,
-                                       const Choose& choose) const {
+  // Calls sum(value) and is_chosen(value) for every logit of the segments that are read. The latter's result is a sign
+  // bit.
+  template <class Sum, class IsChosen>
+  __device__ __forceinline__ void read(const uint32_t* maxima, int segment, int num_segments, const Sum& sum,
+                                       const IsChosen& is_chosen) const {
     const bool is_aligned = is_vectorizable(row.logits, 0);
-    const uint32_t threshold = ordered_bits(lower_first);
-    const int num_warps = static_cast<int>(gridDim.y * blockDim.x) / kWarpSize;
-    const int warp = static_cast<int>(blockIdx.y * blockDim.x) / kWarpSize + warp_index();
-    // Segments take turns among warps, as those with large maxima may be side by side.
-    for (int first = warp; first < num_segments; first += num_warps * kWarpSize) {
-      const int own = first + lane_index() * num_warps;
-      unsigned left = __ballot_sync(kFullWarp, own < num_segments && maxima[own] >= threshold);
-      while (left != 0) {
-        int begins[kAhead];
-        bool is_whole = is_aligned;
+    SegmentCursor cursor(maxima, ordered_bits(lower_first), segment, num_segments, row.size);
+    Vector<float> loaded[kAhead];
+    const auto load = [&] {
+      bool is_whole = is_aligned;
+#pragma unroll
+      for (int ahead = 0; ahead < kAhead; ++ahead) {
+        is_whole = is_whole && cursor.begins[ahead] + kSegmentUnit <= row.size;
+      }
+      if (is_whole) {
 #pragma unroll
         for (int ahead = 0; ahead < kAhead; ++ahead) {
-          begins[ahead] = left != 0 ? (first + (__ffs(static_cast<int>(left)) - 1) * num_warps) * segment : row.size;
-          left &= left - 1;
-          is_whole = is_whole && begins[ahead] + segment <= row.size;
+          loaded[ahead] = Vector<float>::load(row.logits + cursor.begins[ahead] + lane_index() * kWide);
         }
-        for (int unit = 0; unit < segment; unit += kSegmentUnit) {
-          Vector<float> loaded[kAhead];
-          if (is_whole) {
+      } else {
 #pragma unroll
-            for (int ahead = 0; ahead < kAhead; ++ahead) {
-              loaded[ahead] = Vector<float>::load(row.logits + begins[ahead] + lane_index() * kWide);
-            }
-          } else {
-#pragma unroll
-            for (int ahead = 0; ahead < kAhead; ++ahead) {
-              loaded[ahead] = load_unit(row.logits, begins[ahead], row.size, is_aligned);
-            }
-          }
-          unsigned chosen = 0;
-#pragma unroll
-          for (int ahead = 0; ahead < kAhead; ++ahead) {
-#pragma unroll
-            for (int i = 0; i < kWide; ++i) {
-              chosen |= choose(loaded[ahead].values[i], 1u << (ahead * kWide + i));
-            }
-          }
-          append(begins, chosen);
-#pragma unroll
-          for (int ahead = 0; ahead < kAhead; ++ahead) {
-            begins[ahead] += kSegmentUnit;
-          }
+        for (int ahead = 0; ahead < kAhead; ++ahead) {
+          loaded[ahead] = load_unit(row.logits, cursor.begins[ahead], row.size, is_aligned);
         }
       }
+    };
+    bool has_units = cursor.next();
+    if (has_units) {
+      load();
+    }
+    while (has_units) {
+      unsigned chosen = 0;
+#pragma unroll
+      for (int ahead = 0; ahead < kAhead; ++ahead) {
+#pragma unroll
+        for (int i = 0; i < kWide; ++i) {
+          const float value = loaded[ahead].values[i];
+          chosen = __funnelshift_l(is_chosen(value), chosen, 1);
+          sum(value);
+        }
+      }
+      int begins[kAhead];
+#pragma unroll
+      for (int ahead = 0; ahead < kAhead; ++ahead) {
+        begins[ahead] = cursor.begins[ahead];
+      }
+      // The next units are on their way while these elements are written.
+      has_units = cursor.next();
+      if (has_units) {
+        load();
+      }
+      append(begins, chosen);
     }
   }
 
+  // A number whose sign bit is set if a value is below a bound.
+  __device__ __forceinline__ static uint32_t below(float value, float bound) {
+    return __float_as_uint(__fsub_rn(value, bound));
+  }
+
   __device__ __forceinline__ void read_top(const uint32_t* maxima, int segment, int num_segments) const {
-    read(maxima, segment, num_segments, [&](float value, unsigned bit) { return value >= upper_first ? bit : 0u; });
+    read(maxima, segment, num_segments, [](float) {}, [&](float value) { return ~below(value, upper_first); });
   }
 
   __device__ __forceinline__ void read_deep(const uint32_t* maxima, int segment, int num_segments,
                                             const FastWeights& softmax) const {
     uint64_t before_upper = 0, before_lower = 0;
-    read(maxima, segment, num_segments, [&](float value, unsigned bit) {
-      const uint64_t weight = softmax.weight(value);
-      const bool is_above = value >= upper_end, is_above_lower = value >= lower_end;
-      before_upper += is_above ? weight : 0;
-      before_lower += is_above_lower ? weight : 0;
-      const bool is_upper = !is_above & (value >= upper_first), is_lower = !is_above_lower & (value >= lower_first);
-      return (is_upper ? bit : 0u) | (is_lower ? bit : 0u);
-    });
+    read(
+        maxima, segment, num_segments,
+        [&](float value) {
+          const uint64_t weight = softmax.weight(value >= lower_end ? value : Max::kNeutral);
+          before_lower += weight;
+          before_upper += value >= upper_end ? weight : 0;
+        },
+        // Bounds descend, so a value in a window is below an odd number of them.
+        [&](float value) {
+          return below(value, upper_end) ^ below(value, upper_first) ^ below(value, lower_end) ^
+                 below(value, lower_first);
+        });
     before_upper = block_sum(before_upper);
     before_lower = block_sum(before_lower);
     if (threadIdx.x == 0) {
@@ -223,7 +298,7 @@ struct BinnedElements {
 
   template <class Body>
   __device__ __forceinline__ void for_each(const Body& body) const {
-    constexpr int kAheadRanks = 4;
+    constexpr int kAheadRanks = 8;
     const int threads = static_cast<int>(blockDim.x);
     for (int first = static_cast<int>(threadIdx.x); first < count; first += kAheadRanks * threads) {
       unsigned long long loaded[kAheadRanks];
@@ -264,15 +339,7 @@ struct BinnedElements {
   template <class Measure>
   __device__ __forceinline__ CutPoint find_cut(uint64_t target) const {
     __shared__ int num_found;
-    int first = 0, end = kBins;
-    while (first < end) {
-      const int middle = (first + end) / 2;
-      if (Measure::of(before(middle + 1)) >= target) {
-        end = middle;
-      } else {
-        first = middle + 1;
-      }
-    }
+    const int first = first_bin([&](int bin) { return Measure::of(before(bin + 1)) >= target; });
     if (first == kBins || Measure::of(before(first)) >= target) {
       return {0, {0, 0}};
     }

@@ -39,6 +39,24 @@ struct Windows {
   RowState state;
 };
 
+// The first bin for which a monotone predicate holds, or kBins: the lanes of a warp try 32 bins at a time.
+template <class Holds>
+__device__ __forceinline__ int first_bin(const Holds& holds) {
+  constexpr int kStep = kBins / kWarpSize;
+  const auto first_lane = [](bool is_held) {
+    const unsigned lanes = __ballot_sync(kFullWarp, is_held);
+    return lanes != 0 ? __ffs(static_cast<int>(lanes)) - 1 : kWarpSize;
+  };
+  const int begin = first_lane(holds(lane_index() * kStep + kStep - 1)) * kStep;
+  if (begin == kBins) {
+    return kBins;
+  }
+  static_assert(kStep == 2 * kWarpSize, "two bins per lane");
+  const int lane = first_lane(holds(begin + 2 * lane_index() + 1));
+  const bool is_even = __shfl_sync(kFullWarp, static_cast<int>(holds(begin + 2 * lane_index())), lane) != 0;
+  return begin + 2 * lane + (is_even ? 0 : 1);
+}
+
 // Running sums over the bins of a histogram; for blocks of a thread for four bins.
 struct RunningBins {
   Histogram& histogram;
@@ -63,18 +81,10 @@ struct RunningBins {
 
   __device__ __forceinline__ Mass before(int bin) const { return bin > 0 ? histogram.mass(bin - 1) : Mass{0, 0}; }
 
-  // The first of bins [first, end) for which `reaches(mass through the bin)` holds, or `end`.
+  // The first bin for which `reaches(mass through the bin)` holds, or kBins. All lanes of a warp call it.
   template <class Reaches>
-  __device__ __forceinline__ int first_bin(int first, int end, const Reaches& reaches) const {
-    while (first < end) {
-      const int middle = (first + end) / 2;
-      if (reaches(histogram.mass(middle))) {
-        end = middle;
-      } else {
-        first = middle + 1;
-      }
-    }
-    return first;
+  __device__ __forceinline__ int first_bin(const Reaches& reaches) const {
+    return aether::first_bin([&](int bin) { return reaches(histogram.mass(bin)); });
   }
 
   // The position at which the running sum is `target`, by linear interpolation inside a bin.
@@ -84,7 +94,7 @@ struct RunningBins {
       return 0.0f;
     }
     const int bin =
-        first_bin(0, kBins, [&](const Mass& through) { return static_cast<double>(Measure::of(through)) >= target; });
+        first_bin([&](const Mass& through) { return static_cast<double>(Measure::of(through)) >= target; });
     if (bin == kBins) {
       return static_cast<float>(kBins);
     }
@@ -121,7 +131,7 @@ struct ValueBins {
 // Finds the windows of a row under any limits.
 struct WindowSearch {
   static constexpr int kSamples = 16384;
-  static constexpr int kSector = 8;  // elements read together
+  static constexpr int kSector = 16;  // elements read together: what memory transfers at once
   static constexpr float kStandardErrors = 5.0f;
 
   Histogram& histogram;
@@ -190,10 +200,10 @@ struct WindowSearch {
     const RunningBins sums(histogram);
     int bin = kBins;
     if (params.has_k()) {
-      bin = sums.first_bin(0, kBins, [&](const Mass& sum) { return sum.count >= static_cast<uint64_t>(params.top_k); });
+      bin = sums.first_bin([&](const Mass& sum) { return sum.count >= static_cast<uint64_t>(params.top_k); });
     } else if (params.has_p()) {
       const uint64_t target = params.mass_target();
-      bin = sums.first_bin(0, kBins, [&](const Mass& sum) { return sum.weight >= target; });
+      bin = sums.first_bin([&](const Mass& sum) { return sum.weight >= target; });
     }
     const float limit_position = bins.position(limit);
     if (limit_position < static_cast<float>(bin)) {
@@ -207,24 +217,36 @@ struct WindowSearch {
 
   // A histogram of a sample of the row; returns the elements of the row for one of the sample.
   __device__ __forceinline__ double fill_by_sample(const ValueBins& bins) const {
-    constexpr int kAhead = 8;
+    constexpr int kAhead = 4, kWide = Vector<float>::size, kVectors = kSector / kWide;
     const int num_sectors = row.size / kSector, threads = static_cast<int>(blockDim.x);
     const int stride = (num_sectors * kSector + kSamples - 1) / kSamples;
-    const int num_sampled = (num_sectors + stride - 1) / stride * kSector;
+    const int num_vectors = (num_sectors + stride - 1) / stride * kVectors;
+    const bool is_aligned = is_vectorizable(row.logits, 0);
     histogram.clear();
     __syncthreads();
-    for (int first = static_cast<int>(threadIdx.x); first < num_sampled; first += kAhead * threads) {
-      float values[kAhead];
+    for (int first = static_cast<int>(threadIdx.x); first < num_vectors; first += kAhead * threads) {
+      Vector<float> loaded[kAhead];
 #pragma unroll
       for (int ahead = 0; ahead < kAhead; ++ahead) {
         const int i = first + ahead * threads;
-        values[ahead] = i < num_sampled ? row.logits[i / kSector * stride * kSector + i % kSector] : Max::kNeutral;
+        const float* logits = row.logits + i / kVectors * stride * kSector + i % kVectors * kWide;
+        if (i < num_vectors && is_aligned) {
+          loaded[ahead] = Vector<float>::load(logits);
+        } else {
+#pragma unroll
+          for (int j = 0; j < kWide; ++j) {
+            loaded[ahead].values[j] = i < num_vectors ? logits[j] : Max::kNeutral;
+          }
+        }
       }
 #pragma unroll
       for (int ahead = 0; ahead < kAhead; ++ahead) {
-        const float position = bins.position(values[ahead]);
-        if (position < static_cast<float>(kBins)) {
-          atomicAdd(&histogram.counts[Histogram::padded_bin(static_cast<int>(position))], 1u);
+#pragma unroll
+        for (int j = 0; j < kWide; ++j) {
+          const float position = bins.position(loaded[ahead].values[j]);
+          if (position < static_cast<float>(kBins)) {
+            atomicAdd(&histogram.counts[Histogram::padded_bin(static_cast<int>(position))], 1u);
+          }
         }
       }
     }
@@ -234,7 +256,7 @@ struct WindowSearch {
       histogram.set(bin, {count, count * softmax.weight(bins.value_at(static_cast<float>(bin) + 0.5f))});
     }
     __syncthreads();
-    return static_cast<double>(row.size) / num_sampled;
+    return static_cast<double>(row.size) / (num_vectors * kWide);
   }
 
   // Several standard errors of a position, in elements of the row, where the elements behind it weigh `behind`: these
@@ -304,10 +326,12 @@ struct WindowSearch {
       const double target = static_cast<double>(params.mass_target());
       const float cut = sums.position_of<ByWeight>(sampled_at(target));
       const double half = half_of(target, cut);
-      if (moved(cut, -half) < begin) {
-        begin = moved(cut, -half);
-        is_at_limit = end < moved(cut, half);
-        end = fminf(end, moved(cut, half));
+      const float cut_begin = moved(cut, -half);
+      if (cut_begin < begin) {
+        const float cut_end = moved(cut, half);
+        begin = cut_begin;
+        is_at_limit = end < cut_end;
+        end = fminf(end, cut_end);
         kept = fmin(kept, target);
       }
     }
@@ -324,9 +348,11 @@ struct WindowSearch {
       upper_begin = fminf(upper_begin, begin);
       upper_end = begin = end;
     }
-    const float upper_first = upper_end == end ? last : value_of(upper_end);
-    const float lower_end = begin == end ? last : value_of(begin);
-    write(RowState::kDeep, upper_first, upper_begin > 0.0f ? value_of(upper_begin) : -Max::kNeutral, last, lower_end);
+    // Bounds descend, however values of positions are rounded.
+    const float lower_end = begin == end ? last : fmaxf(value_of(begin), last);
+    const float upper_first = upper_end == end ? last : fmaxf(value_of(upper_end), lower_end);
+    const float first = upper_begin > 0.0f ? fmaxf(value_of(upper_begin), upper_first) : -Max::kNeutral;
+    write(RowState::kDeep, upper_first, first, last, lower_end);
   }
 };
 

@@ -11,7 +11,7 @@ namespace aether {
 constexpr int kPowerBits = 9;
 constexpr int kPowers = 1 << kPowerBits;
 
-// Table of 2^(i / 512) in units of 2^-62, in shared memory. Lanes read copies of it that are in different banks: with
+// Table of 2^(-i / 512) in units of 2^-62, in shared memory. Lanes read copies of it that are in different banks: with
 // one copy, a warp's random reads take three times as long as with eight.
 template <int kCopies>
 struct PowerTable {
@@ -19,7 +19,7 @@ struct PowerTable {
 
   __device__ __forceinline__ void fill() {
     for (int i = static_cast<int>(threadIdx.x); i < kPowers; i += static_cast<int>(blockDim.x)) {
-      const auto power = static_cast<unsigned long long>(exp2(i / static_cast<double>(kPowers)) * 0x1p62);
+      const auto power = static_cast<unsigned long long>(exp2(-i / static_cast<double>(kPowers)) * 0x1p62);
       for (int copy = 0; copy < kCopies; ++copy) {
         values[i * kCopies + copy] = power;
       }
@@ -27,12 +27,16 @@ struct PowerTable {
     __syncthreads();
   }
 
-  __device__ __forceinline__ const unsigned long long* of_lane() const { return values + lane_index() % kCopies; }
+  // The bytes before a lane's copy.
+  __device__ __forceinline__ static uint32_t lane_offset() {
+    return static_cast<uint32_t>(lane_index() % kCopies) * sizeof(unsigned long long);
+  }
 
-  // The power of i % 512 in a lane's copy. Bytes need fewer instructions than elements.
-  __device__ __forceinline__ static unsigned long long at(const unsigned long long* of_lane, uint32_t i) {
+  // The power of i % 512 in a lane's copy: masked and joined by one instruction.
+  __device__ __forceinline__ static unsigned long long at(const unsigned long long* values, uint32_t lane_offset,
+                                                          uint32_t i) {
     constexpr uint32_t kBytes = kCopies * sizeof(unsigned long long);
-    const auto* bytes = reinterpret_cast<const char*>(of_lane) + (i * kBytes & (kPowers - 1) * kBytes);
+    const auto* bytes = reinterpret_cast<const char*>(values) + ((i * kBytes & (kPowers - 1) * kBytes) | lane_offset);
     return *reinterpret_cast<const unsigned long long*>(bytes);
   }
 };
@@ -63,19 +67,20 @@ struct WeightsBy {
   static constexpr float kStepsAbove = 24576.0f;
 
   const unsigned long long* powers;
+  uint32_t lane_offset;  // of this lane's copy of the powers
   SoftmaxScale scale;
   float largest;
   int bits;
   float offset;  // subtracted from every logit, exactly
   float range;   // logits further below the largest weigh 0
   float lowest;  // the smallest logit that may weigh more, after the subtraction
-  float base;    // kStepsAbove less the power of two that weighs 2^bits
-  int shift;     // of a power in the table with exponent 0
+  float base;    // kStepsAbove plus the power of two that weighs 2^bits
+  int shift;     // of a power in the table, less the steps of exponent 0
 
   __device__ __forceinline__ WeightsBy(const Table& table, const SoftmaxScale& scale, float largest, int bits)
-      : powers(table.of_lane()), scale(scale), bits(bits) {
+      : powers(table.values), lane_offset(Table::lane_offset()), scale(scale), bits(bits) {
     range = __fdiv_rn(static_cast<float>(bits) + 0.5f, scale.high);
-    shift = 62 - bits + (__float_as_int(kStepsAbove) >> kPowerBits);
+    shift = 62 - bits - (__float_as_int(kStepsAbove) >> kPowerBits);
     set_largest(largest);
   }
 
@@ -86,7 +91,7 @@ struct WeightsBy {
     offset = fabsf(__fmul_rn(largest, scale.high)) < kMaxPower ? 0.0f : largest;
     const float top = __fsub_rn(largest, offset);
     lowest = fmaxf(__fsub_rn(top, range), -3.4028235e38f);
-    base = __fsub_rn(kStepsAbove, __fsub_rn(__fmaf_rn(top, scale.high, kStepsAbove), kStepsAbove));
+    base = __fadd_rn(kStepsAbove, __fsub_rn(__fmaf_rn(top, scale.high, kStepsAbove), kStepsAbove));
   }
 
   // The weights of the same temperature and bits where another logit is the largest.
@@ -98,7 +103,7 @@ struct WeightsBy {
 
   // Log2 of the number whose weight is 2^bits, for the ratio of two units.
   __device__ __forceinline__ double reference() const {
-    return static_cast<double>(offset) * scale.exact + static_cast<double>(__fsub_rn(kStepsAbove, base));
+    return static_cast<double>(offset) * scale.exact + static_cast<double>(__fsub_rn(base, kStepsAbove));
   }
 
   // The weight of a logit in units of 2^-bits, rounded down; that of NaN is 0. Rounded operations are explicit where
@@ -106,9 +111,10 @@ struct WeightsBy {
   __device__ __forceinline__ uint64_t weight(float logit) const {
     // Logits without weight are computed as if they were the lowest: branch-free code overlaps several logits.
     const float x = fmaxf(__fsub_rn(logit, offset), lowest);
-    // x · scale as a multiple of 1/512 and a rest of at most half a step, or little more.
-    const float rounded = __fmaf_rn(x, scale.high, base);
-    const float multiple = __fsub_rn(rounded, base);
+    // x · scale as a multiple of 1/512 and a rest of at most half a step, or little more. The multiple counts steps down
+    // from the base, so that they are added to the shift.
+    const float rounded = __fmaf_rn(x, -scale.high, base);
+    const float multiple = __fsub_rn(base, rounded);
     const float rest = __fmaf_rn(x, scale.low, __fmaf_rn(x, scale.high, -multiple));
     // 2^rest - 1 in units of 2^-36, by its third-order series.
     constexpr float kLn2 = 0.693147181f, kUnit = 0x1p36f;
@@ -116,10 +122,13 @@ struct WeightsBy {
         __fmaf_rn(rest, __fmaf_rn(rest, kUnit * kLn2 * kLn2 * kLn2 / 6, kUnit * kLn2 * kLn2 / 2), kUnit * kLn2);
     const int correction = __float2int_rn(__fmul_rn(rest, series));
     const auto steps = static_cast<uint32_t>(__float_as_int(rounded));
-    const uint64_t power = Table::at(powers, steps);
-    const auto high = static_cast<int>(power >> 36);
+    const uint64_t power = Table::at(powers, lane_offset, steps);
+    int high = static_cast<int>(power >> 36);
+#ifndef AETHER_EMULATED
+    asm("" : "+r"(high));  // a product with a number known as positive takes two instructions more
+#endif
     const uint64_t corrected = power + static_cast<uint64_t>(static_cast<int64_t>(high) * correction);
-    return corrected >> (static_cast<uint32_t>(shift) - (steps >> kPowerBits));
+    return corrected >> ((steps >> kPowerBits) + static_cast<uint32_t>(shift));
   }
 
   // The definition of the operator's page in float64, for the comparison with min_p; slow.

@@ -29,6 +29,8 @@ _MAX_WINDOW_ELEMENTS = 16384
 _MIN_WINDOW_ELEMENTS = 2048
 _SUMMARY_BLOCK = (256, 1, 1)
 _BLOCKS_PER_MULTIPROCESSOR = 4
+"""Blocks that a multiprocessor holds of the kernels that read rows; `row_summaries` needs fewer registers."""
+_SUMMARY_BLOCKS = 6
 _WAVES = 2
 _ALIGNMENT = 256
 
@@ -63,10 +65,11 @@ def _segments(size: int) -> tuple[int, int]:
 def _sample_tokens(call: Call) -> Iterator[Launch]:
     (token_ids,) = call.outputs
     logits, *parameters, uniform = call.inputs
-    statistics, sizes, grid = _statistics(call, DType.INT64)
+    statistics, sizes = _statistics(call, DType.INT64)
     arguments = (*statistics, logits, *parameters, *sizes)
-    yield Launch("row_summaries", "row_summaries", grid, _SUMMARY_BLOCK, arguments)
+    yield Launch("row_summaries", "row_summaries", _grid(call, _SUMMARY_BLOCKS), _SUMMARY_BLOCK, arguments)
     windows, ranks = _windows(call, statistics[-1])
+    grid = _grid(call)
     rows, block = (grid[0], 1, 1), (_SORTING_THREADS, 1, 1)
     size, segment, num_segments, _ = sizes
     capacity = ranks.shape[1]
@@ -89,18 +92,16 @@ def _windows(call: Call, before: DeviceArray) -> tuple[DeviceArray, DeviceArray]
 
 
 def _token_logprobs(call: Call) -> Iterator[Launch]:
-    statistics, sizes, grid = _statistics(call, DType.FLOAT32, DType.INT32)
+    statistics, sizes = _statistics(call, DType.FLOAT32, DType.INT32)
+    grid = _grid(call)
     arguments = (*statistics, *call.inputs, *sizes)
     yield Launch("token_logprobs", "token_logprobs_summaries", grid, _SUMMARY_BLOCK, arguments)
     arguments = (*call.outputs, *call.inputs, *statistics, *sizes, int(call.attributes["k"]))
     yield Launch("token_logprobs", "token_logprobs", (grid[0], 1, 1), (_SORTING_THREADS, 1, 1), arguments)
 
 
-def _statistics(call: Call, *sums: DType) -> tuple[tuple[DeviceArray, ...], tuple[int, ...], tuple[int, int, int]]:
-    """The maxima of segments, those of groups, and sums over groups, in the workspace; their sizes; the grid of a read.
-
-    The grid has as many blocks as fill the GPU several times, and no more: each may compute a table first.
-    """
+def _statistics(call: Call, *sums: DType) -> tuple[tuple[DeviceArray, ...], tuple[int, ...]]:
+    """The maxima of segments, those of groups, and sums over groups, in the workspace; their sizes."""
     num_rows, size = call.inputs[0].shape  # type: ignore[union-attr]
     segment, num_segments = _segments(size)
     num_groups = div_up(size, _GROUP)
@@ -113,9 +114,17 @@ def _statistics(call: Call, *sums: DType) -> tuple[tuple[DeviceArray, ...], tupl
     ):
         arrays.append(DeviceArray(address, dtype, (num_rows, width)))
         address = align_up(address + arrays[-1].nbytes, _ALIGNMENT)
-    parts = div_up(_WAVES * _BLOCKS_PER_MULTIPROCESSOR * call.device.num_multiprocessors, max(1, num_rows))
-    grid = (num_rows, min(parts, div_up(num_segments, _SEGMENTS_PER_BLOCK)), 1)
-    return tuple(arrays), (size, segment, num_segments, num_groups), grid
+    return tuple(arrays), (size, segment, num_segments, num_groups)
+
+
+def _grid(call: Call, blocks: int = _BLOCKS_PER_MULTIPROCESSOR) -> tuple[int, int, int]:
+    """The grid of a read of rows: at most as many blocks as fill the GPU twice, since each may compute a table first.
+
+    All take as long, so a third wave of a few blocks would leave most multiprocessors idle.
+    """
+    num_rows, size = call.inputs[0].shape  # type: ignore[union-attr]
+    parts = max(1, _WAVES * blocks * call.device.num_multiprocessors // max(1, num_rows))
+    return num_rows, min(parts, div_up(_segments(size)[1], _SEGMENTS_PER_BLOCK)), 1
 
 
 def _statistics_bytes(call: Call) -> int:
