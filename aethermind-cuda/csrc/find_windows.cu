@@ -10,10 +10,12 @@ extern "C" __global__ void __launch_bounds__(512, AETHER_SAMPLER_BLOCKS)
                  const int* top_k, const float* top_p, const float* min_p, const float* uniform, const unsigned* maxima,
                  const unsigned* group_maxima, const unsigned long long* masses, int size, int segment,
                  int num_segments, int num_groups, int capacity) {
-  aether::begin_kernel();
+  aether::launch_dependents();
   __shared__ aether::Powers powers;
   __shared__ aether::Histogram histogram;
   __shared__ aether::SamplingParams params;
+  powers.fill();
+  aether::wait_for_predecessor();
   const int64_t index = blockIdx.x;
   const aether::Row row{logits + index * size, size};
   maxima += index * num_segments;
@@ -34,7 +36,6 @@ extern "C" __global__ void __launch_bounds__(512, AETHER_SAMPLER_BLOCKS)
     const int begin = aether::index_of(top_segment) * segment;
     token = aether::index_of(aether::top_rank_in_segment(row.logits, size, begin, segment));
   } else {
-    powers.fill();
     const aether::SoftmaxWeights softmax(powers, aether::SoftmaxScale(temperature), largest, aether::weight_bits(size));
     // top_k of the whole vocabulary keeps everything, but samples in descending order.
     if (top_k[index] > 0 || params.is_any()) {

@@ -2,7 +2,7 @@
 // before the windows.
 
 #include "common/dependent_launch.cuh"
-#include "common/gathered_row.cuh"
+#include "common/window_gather.cuh"
 
 // ranks[rows, capacity]: the elements of the windows of every row.
 extern "C" __global__ void __launch_bounds__(aether::kGatherWarps* aether::kWarpSize, 4)
@@ -16,14 +16,14 @@ extern "C" __global__ void __launch_bounds__(aether::kGatherWarps* aether::kWarp
     return;
   }
   const aether::Row row{logits + index * size, size};
-  maxima += index * num_segments;
-  const aether::WindowGather gather(windows[index], ranks + index * capacity, capacity, row);
+  const aether::WindowGather gather(windows[index], ranks + index * capacity, capacity, row,
+                                    maxima + index * num_segments, segment, num_segments);
   if (state == aether::RowState::kTop) {
-    gather.read_top(maxima, segment, num_segments);
+    gather.read_top();
     return;
   }
   powers.fill();
   const aether::FastWeights softmax(powers, aether::SoftmaxScale(temperatures[index]), windows[index].largest,
                                     aether::weight_bits(size));
-  gather.read_deep(maxima, segment, num_segments, softmax);
+  gather.read_deep(softmax);
 }

@@ -8,12 +8,14 @@ extern "C" __global__ void __launch_bounds__(512, AETHER_SAMPLER_BLOCKS)
     sample_tokens(int* token_ids, const aether::Windows* windows_of_rows, const unsigned long long* ranks,
                   const float* logits, const float* temperatures, const int* top_k, const float* top_p,
                   const float* min_p, const float* uniform, int size, int capacity) {
-  aether::begin_kernel();
+  aether::launch_dependents();
   __shared__ aether::Powers powers;
   __shared__ aether::Histogram histogram;
   __shared__ aether::Candidates candidates;
   __shared__ aether::Windows windows;
   __shared__ aether::SamplingParams params;
+  powers.fill();
+  aether::wait_for_predecessor();
   const int64_t index = blockIdx.x;
   if (windows_of_rows[index].state == aether::RowState::kDone) {
     return;
@@ -25,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(512, AETHER_SAMPLER_BLOCKS)
     params.total = windows.total;
     params.min_p_bits = windows.min_p_bits;
   }
-  powers.fill();
+  __syncthreads();
   ranks += index * capacity;
   const float largest = windows.largest;
   const aether::SoftmaxWeights softmax(powers, aether::SoftmaxScale(params.temperature), largest,
@@ -36,7 +38,8 @@ extern "C" __global__ void __launch_bounds__(512, AETHER_SAMPLER_BLOCKS)
     const aether::SortedElements elements(candidates, ranks, static_cast<int>(count), softmax);
     token = aether::sample_elements(elements, windows, static_cast<int>(count), params);
   } else if (windows.state != aether::RowState::kUnknown && count <= static_cast<uint32_t>(capacity)) {
-    const aether::BinnedElements elements(histogram, candidates, ranks, static_cast<int>(count), softmax, windows);
+    const aether::BinnedElements elements(histogram, candidates, ranks, static_cast<int>(count), softmax, windows,
+                                         params.has_k());
     token = aether::sample_elements(elements, windows, static_cast<int>(count), params);
   }
   if (token == aether::kNoToken) {

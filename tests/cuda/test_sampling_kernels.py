@@ -183,6 +183,23 @@ def test_a_row_samples_the_same_token_in_every_batch() -> None:
         np.testing.assert_array_equal(part, together[first : first + 40])
 
 
+def test_zeros_of_both_signs_are_equal() -> None:
+    rng = np.random.default_rng(3)
+    logits = -rng.uniform(1, 2, (8, 30_000)).astype(np.float32)
+    zeros = rng.permutation(30_000)[:4000]  # more than fit a window from the top
+    logits[:, zeros] = np.where(rng.random((8, 4000)) < 0.5, -0.0, 0.0)
+    # min_p keeps zeros only, and top_p those and a few others.
+    top_p, min_p = np.full(8, 1.0, np.float32), np.full(8, 1.0, np.float32)
+    top_p[4:], min_p[4:] = 0.5, 0.0
+    others = [np.full(8, 0.5, np.float32), np.zeros(8, np.int32), top_p, min_p, rng.random(8).astype(np.float32)]
+    inputs = [logits, *others]
+    out = np.full(8, -1, np.int32)
+    launch_all(kernel("sample_tokens"), inputs, [out])
+    assert SAMPLE_TOKENS.reference is not None
+    exact = [array.astype(np.float64) if array.dtype == np.float32 else array for array in inputs]
+    np.testing.assert_array_equal(out, SAMPLE_TOKENS.reference(*exact))
+
+
 @pytest.mark.parametrize(("largest", "temperature"), [(3.0, 1.0), (-700.0, 0.7), (20.0, 0.01), (0.0, 300.0)])
 def test_weights_have_33_correct_bits(largest: float, temperature: float) -> None:
     rng = np.random.default_rng(4)

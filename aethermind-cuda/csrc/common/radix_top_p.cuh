@@ -42,9 +42,11 @@ struct Histogram {
     }
   }
 
-  __device__ __forceinline__ void add(int bin, uint64_t weight) {
+  __device__ __forceinline__ void add(int bin, uint64_t weight, bool is_counted = true) {
     const int slot = padded_bin(bin);
-    atomicAdd(&counts[slot], 1u);
+    if (is_counted) {
+      atomicAdd(&counts[slot], 1u);
+    }
     if (weight == 0) {
       return;
     }

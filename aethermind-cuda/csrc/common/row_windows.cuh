@@ -149,9 +149,20 @@ struct WindowSearch {
 
   __device__ __forceinline__ void write(RowState state, float upper_first, float upper_end, float lower_first,
                                         float lower_end) const {
+    // The sign of a difference from a bound tells which is larger, unless it is that of -0 and 0.
+    const auto bound = [](float value) { return value == 0.0f ? -0.0f : value; };
     if (threadIdx.x == 0) {
-      windows = {0,           0,         params.total, params.min_p_bits, 0,    softmax.largest,
-                 upper_first, upper_end, lower_first,  lower_end,         state};
+      windows = {0,
+                 0,
+                 params.total,
+                 params.min_p_bits,
+                 0,
+                 softmax.largest,
+                 bound(upper_first),
+                 bound(upper_end),
+                 bound(lower_first),
+                 bound(lower_end),
+                 state};
     }
   }
 

@@ -110,7 +110,14 @@ struct WeightsBy {
   // the result relies on their rounding.
   __device__ __forceinline__ uint64_t weight(float logit) const {
     // Logits without weight are computed as if they were the lowest: branch-free code overlaps several logits.
-    const float x = fmaxf(__fsub_rn(logit, offset), lowest);
+    return weight_at(fmaxf(__fsub_rn(logit, offset), lowest));
+  }
+
+  // Logits below this weigh nothing.
+  __device__ __forceinline__ float smallest() const { return __fadd_rn(lowest, offset); }
+
+  // As above, of a logit from which `offset` has been subtracted, and which is not below the lowest.
+  __device__ __forceinline__ uint64_t weight_at(float x) const {
     // x · scale as a multiple of 1/512 and a rest of at most half a step, or little more. The multiple counts steps down
     // from the base, so that they are added to the shift.
     const float rounded = __fmaf_rn(x, -scale.high, base);

@@ -28,9 +28,8 @@ _WINDOWS_INTS = 7
 _MAX_WINDOW_ELEMENTS = 16384
 _MIN_WINDOW_ELEMENTS = 2048
 _SUMMARY_BLOCK = (256, 1, 1)
-_BLOCKS_PER_MULTIPROCESSOR = 4
-"""Blocks that a multiprocessor holds of the kernels that read rows; `row_summaries` needs fewer registers."""
-_SUMMARY_BLOCKS = 6
+_SUMMARY_BLOCKS, _GATHER_BLOCKS = 6, 4
+"""Blocks that a multiprocessor holds of the kernels that read rows, by their registers and shared memory."""
 _WAVES = 2
 _ALIGNMENT = 256
 
@@ -69,7 +68,7 @@ def _sample_tokens(call: Call) -> Iterator[Launch]:
     arguments = (*statistics, logits, *parameters, *sizes)
     yield Launch("row_summaries", "row_summaries", _grid(call, _SUMMARY_BLOCKS), _SUMMARY_BLOCK, arguments)
     windows, ranks = _windows(call, statistics[-1])
-    grid = _grid(call)
+    grid = _grid(call, _GATHER_BLOCKS)
     rows, block = (grid[0], 1, 1), (_SORTING_THREADS, 1, 1)
     size, segment, num_segments, _ = sizes
     capacity = ranks.shape[1]
@@ -93,7 +92,7 @@ def _windows(call: Call, before: DeviceArray) -> tuple[DeviceArray, DeviceArray]
 
 def _token_logprobs(call: Call) -> Iterator[Launch]:
     statistics, sizes = _statistics(call, DType.FLOAT32, DType.INT32)
-    grid = _grid(call)
+    grid = _grid(call, _SUMMARY_BLOCKS)
     arguments = (*statistics, *call.inputs, *sizes)
     yield Launch("token_logprobs", "token_logprobs_summaries", grid, _SUMMARY_BLOCK, arguments)
     arguments = (*call.outputs, *call.inputs, *statistics, *sizes, int(call.attributes["k"]))
@@ -117,7 +116,7 @@ def _statistics(call: Call, *sums: DType) -> tuple[tuple[DeviceArray, ...], tupl
     return tuple(arrays), (size, segment, num_segments, num_groups)
 
 
-def _grid(call: Call, blocks: int = _BLOCKS_PER_MULTIPROCESSOR) -> tuple[int, int, int]:
+def _grid(call: Call, blocks: int) -> tuple[int, int, int]:
     """The grid of a read of rows: at most as many blocks as fill the GPU twice, since each may compute a table first.
 
     All take as long, so a third wave of a few blocks would leave most multiprocessors idle.
