@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(512, AETHER_SAMPLER_BLOCKS)
     token = aether::sample_elements(elements, windows, static_cast<int>(count), params);
   } else if (windows.state != aether::RowState::kUnknown && count <= static_cast<uint32_t>(capacity)) {
     const aether::BinnedElements elements(histogram, candidates, ranks, static_cast<int>(count), softmax, windows,
-                                         params.has_k());
+                                          params.has_k());
     token = aether::sample_elements(elements, windows, static_cast<int>(count), params);
   }
   if (token == aether::kNoToken) {

@@ -62,9 +62,7 @@ struct BinnedElements {
         lower(bins(windows.lower_end, windows.lower_first)) {
     histogram.clear();
     __syncthreads();
-    for_each([&](uint64_t rank) {
-      histogram.add(bin(value_of(rank)), softmax.weight(value_of(rank)), needs_counts);
-    });
+    for_each([&](uint64_t rank) { histogram.add(bin(value_of(rank)), softmax.weight(value_of(rank)), needs_counts); });
     __syncthreads();
     const RunningBins sums(histogram);
   }

@@ -93,8 +93,7 @@ struct RunningBins {
     if (target <= 0.0) {
       return 0.0f;
     }
-    const int bin =
-        first_bin([&](const Mass& through) { return static_cast<double>(Measure::of(through)) >= target; });
+    const int bin = first_bin([&](const Mass& through) { return static_cast<double>(Measure::of(through)) >= target; });
     if (bin == kBins) {
       return static_cast<float>(kBins);
     }

@@ -118,8 +118,8 @@ struct WeightsBy {
 
   // As above, of a logit from which `offset` has been subtracted, and which is not below the lowest.
   __device__ __forceinline__ uint64_t weight_at(float x) const {
-    // x · scale as a multiple of 1/512 and a rest of at most half a step, or little more. The multiple counts steps down
-    // from the base, so that they are added to the shift.
+    // x · scale as a multiple of 1/512 and a rest of at most half a step, or little more. The multiple counts steps
+    // down from the base, so that they are added to the shift.
     const float rounded = __fmaf_rn(x, -scale.high, base);
     const float multiple = __fsub_rn(base, rounded);
     const float rest = __fmaf_rn(x, scale.low, __fmaf_rn(x, scale.high, -multiple));

@@ -53,7 +53,7 @@ struct WindowGather {
     return places[warp_index()];
   }
 
-  // Writes the elements of a bit mask: this lane's 16, the first in bit 15; index_at(lane, number) are their indices.
+  // Writes the elements of a bit mask: this lane's 16, the first in bit 0; index_at(lane, number) are their indices.
   // Lanes first write their places to shared memory, so that all lanes share the work.
   template <class IndexAt>
   __device__ __forceinline__ void append(unsigned chosen, const IndexAt& index_at) const {
@@ -78,18 +78,20 @@ struct WindowGather {
     }
     __syncwarp();
     const auto rank_at = [&](unsigned i) {
-      const int place = places[i];
-      const int index = index_at(place % kWarpSize, kLogits - 1 - place / kWarpSize);
+      const unsigned place = places[i];
+      const int index = index_at(place % kWarpSize, place / kWarpSize);
       return rank_of(row.logits[index], index);
     };
     // The first is read while the slot is awaited.
     unsigned i = static_cast<unsigned>(lane_index());
     uint64_t rank = i < total ? rank_at(i) : 0;
     slot = __shfl_sync(kFullWarp, slot, 0);
-    while (i < total && slot + i < capacity) {
-      ranks[slot + i] = rank;
+    const unsigned end = slot < capacity ? min(total, capacity - slot) : 0;
+    unsigned long long* written = ranks + slot;
+    while (i < end) {
+      written[i] = rank;
       i += kWarpSize;
-      rank = i < total ? rank_at(i) : 0;
+      rank = i < end ? rank_at(i) : 0;
     }
     __syncwarp();
   }
@@ -126,12 +128,12 @@ struct WindowGather {
           }
           unsigned chosen = 0;
 #pragma unroll
-          for (int i = 0; i < kLogits; ++i) {
+          for (int i = kLogits - 1; i >= 0; --i) {
             chosen = __funnelshift_l(~below(loaded[i / kWide].values[i % kWide], upper_first), chosen, 1);
           }
-          append(chosen, [&](int lane, int number) {
+          append(chosen, [&](unsigned lane, unsigned number) {
             const int begin = number < 8 ? (number < 4 ? begins[0] : begins[1]) : (number < 12 ? begins[2] : begins[3]);
-            return begin + unit + lane * kWide + number % kWide;
+            return begin + unit + static_cast<int>(lane * kWide + number % kWide);
           });
         }
       }
@@ -166,26 +168,26 @@ struct WindowGather {
       while (left != 0) {
         unsigned chosen = 0;
 #pragma unroll
-        for (int i = 0; i < kLogits; ++i) {
+        for (int i = kLogits - 1; i >= 0; --i) {
           const float value = logits.units[i / kWide].values[i % kWide];
           // Bounds descend, so a value in a window is below an odd number of them.
-          const uint32_t is_chosen = below(value, upper_end) ^ below(value, upper_first) ^ below(value, lower_end) ^
-                                     below(value, lower_first);
+          const uint32_t is_chosen =
+              below(value, upper_end) ^ below(value, upper_first) ^ below(value, lower_end) ^ below(value, lower_first);
           chosen = __funnelshift_l(is_chosen, chosen, 1);
           const uint64_t weight =
               softmax.weight_at(value >= summed_end ? __fsub_rn(value, softmax.offset) : softmax.lowest);
           before_lower += weight;
           before_upper += value >= upper_end ? weight : 0;
         }
-        const int lane_begin = begin;
+        const int written_begin = begin;
         left &= left - 1;
         if (left != 0) {
           // The next group is on its way while these elements are written.
           begin = next_begin();
           logits = GroupLogits(row.logits, begin, row.size, is_aligned);
         }
-        append(chosen, [&](int lane, int number) {
-          return lane_begin + number / kWide * kSegmentUnit + lane * kWide + number % kWide;
+        append(chosen, [&](unsigned lane, unsigned number) {
+          return written_begin + static_cast<int>(number / kWide * kSegmentUnit + lane * kWide + number % kWide);
         });
       }
     }
