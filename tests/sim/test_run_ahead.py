@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,37 @@ def test_steps_that_need_host_values_are_not_run_ahead(open_engine: Open, expect
         one = finished["special"]
         answers.append((one.outputs, one.prompt_logprobs))
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("nth", [0, 3])
+def test_a_trigger_discards_the_token_after_it_and_nothing_else(open_engine: Open, expected: Answers, nth: int) -> None:
+    """Structural tags: steps run ahead before the trigger; the tag is that of synchronous steps."""
+    answers, ran_ahead = [], []
+    for seed, runs_ahead in ((5, False), (6, True)):
+        watched = open_engine(seed)
+        engine = watched.engine
+        tokenizer = engine.tokenizer
+        trigger = next(text for text in map(tokenizer.token_text, expected["2"][nth:]) if text.isprintable())
+        tag = {"begin": trigger, "content": {"type": "regex", "pattern": "[a-f]{3,9}"}, "end": "!"}
+        structure = {"type": "triggered_tags", "triggers": [trigger], "tags": [tag]}
+        constraint = StructuredOutputs(structural_tag={"type": "structural_tag", "format": structure})
+        engine.pipeline.runs_ahead = runs_ahead
+        engine.add_request("special", PROMPTS[2], greedy(structured_outputs=constraint, max_tokens=30))
+        for index in (0, 1, 3):
+            engine.add_request(str(index), PROMPTS[index], greedy())
+        finished = {}
+        while engine.has_unfinished:
+            ran_ahead.append(engine.pipeline._in_flight is not None)
+            finished.update({output.request_id: output for output in engine.step() if output.finished})
+        assert {name: one.outputs[0].token_ids for name, one in finished.items() if name != "special"} == {
+            name: expected[name] for name in ("0", "1", "3")
+        }
+        text = finished["special"].outputs[0].text
+        assert re.search(re.escape(trigger) + "[a-f]{3,9}(!|$)", text), text
+        answers.append(finished["special"].outputs)
+        assert_idle(watched)
+    assert answers[0] == answers[1]
+    assert sum(ran_ahead) > 3
 
 
 def test_hooks_are_called_for_each_step(open_engine: Open, expected: Answers) -> None:

@@ -227,9 +227,9 @@ def test_a_format_is_found_in_the_template_and_the_vocabulary() -> None:
         )
 
     format = AnswerFormat().for_tokens(tokenizer("{{ '<tool_call>' }}"))
-    assert (format.tool_calls, format.control_tokens) == ((HERMES_CALLS,), ())
+    assert (format.tool_calls, format.control_tokens) == ((HERMES_CALLS.as_in(""),), ())
     distilled = AnswerFormat(tool_calls=(HERMES_CALLS,)).for_tokens(tokenizer("{{ '<｜tool▁calls▁begin｜>' }}"))
-    assert distilled.tool_calls == (HERMES_CALLS, DEEPSEEK_CALLS)
+    assert distilled.tool_calls == (HERMES_CALLS.as_in(""), DEEPSEEK_CALLS)
     magistral = AnswerFormat().for_tokens(tokenizer("[TOOL_CALLS]", "[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]"))
     assert magistral.reasoning == ("[THINK]", "[/THINK]")
     assert magistral.control_tokens == ("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]")

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from aethermind.engine.loading.adapters import AdapterSlots
     from aethermind.engine.loading.compiled_model import CompiledModel
     from aethermind.model.input_processor import EmbeddingSpan
-    from aethermind.sampling.guidance import TokenGuide
+    from aethermind.sampling.guidance import Guide
     from aethermind.sampling.params import SamplingParams
     from aethermind.text.tokenizer import Tokenizer
 
@@ -185,7 +185,7 @@ class Engine(ThreadSafeEngine):
         is_fetching = self.kv_offload is not None and self.kv_offload.num_waiting > 0
         return bool(self.waiting or self.running or is_fetching or self._groups)
 
-    def prepare(self, params: SamplingParams) -> Future[TokenGuide] | None:
+    def prepare(self, params: SamplingParams) -> Future[Guide] | None:
         """Start to compile the grammar of a request's structured outputs in a thread; None if it has none.
 
         Steps are not delayed meanwhile. Any thread may call this.
@@ -202,7 +202,7 @@ class Engine(ThreadSafeEngine):
         prompt: str | None = None,
         embeddings: Sequence[EmbeddingSpan] = (),
         options: RequestOptions | None = None,
-        guide: TokenGuide | None = None,
+        guide: Guide | None = None,
         is_chat: bool = False,
     ) -> None:
         """Queue a request.

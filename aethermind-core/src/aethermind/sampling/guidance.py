@@ -14,12 +14,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
 from aethermind.errors import InvalidArgumentError
 from aethermind.first_party import pip_install_command
-from aethermind.sampling.json_schemas import with_discriminators, with_safe_bounds, without_noop_keywords
+from aethermind.log import get_logger
+from aethermind.sampling.structural_tags import StructuralTags, TriggeredGuide, json_grammar, parse_tags
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Grammars",
+    "Guide",
     "TokenGuide",
     "unproductive_rules",
 ]
@@ -69,9 +71,6 @@ _COERCE_ONE_OF = "coerce_one_of"
 _MAX_FORCED_ROUNDS = 64
 """How many times the forced tokens of a grammar are followed before it is accepted."""
 
-# With flexible white space, small models write white space without end.
-_JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-
 
 class Grammars:
     """Compiles structured outputs for one model's tokens. The first use reads the vocabulary, which may take seconds.
@@ -88,37 +87,59 @@ class Grammars:
         eos_token_ids: Collection[int],
         *,
         num_lanes: int = 1,
+        token_bytes: Callable[[int], bytes] | None = None,
+        token_to_id: Callable[[str], int | None] | None = None,
     ) -> None:
-        """`tokenizer_json` returns the tokenizer as tokenizer.json; `vocab_size` is the width of the logits."""
+        """`tokenizer_json` returns the tokenizer as tokenizer.json; `vocab_size` is the width of the logits.
+
+        Structural tags need `token_bytes`, the text of a token with those of special tokens, and `token_to_id`.
+        """
+        self._token_bytes, self._token_to_id = token_bytes, token_to_id
         self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size
         self._eos_token_ids = sorted(eos_token_ids)
         self._compiled: OrderedDict[tuple[StructuredOutputs, int], Any] = OrderedDict()
-        self._lanes: list[WeakSet[TokenGuide]] = [WeakSet() for _ in range(num_lanes)]
+        self._lanes: list[WeakSet[Guide]] = [WeakSet() for _ in range(num_lanes)]
         self._lock = threading.Lock()
+        self._warned: set[str] = set()
 
-    def guide(self, structured_outputs: StructuredOutputs) -> TokenGuide:
+    def guide(self, structured_outputs: StructuredOutputs) -> Guide:
         """Return a guide at the start of an answer; InvalidArgumentError if the structured outputs cannot be served."""
         return self._guide(structured_outputs, self._least_used_lane())
 
-    def prepare(self, structured_outputs: StructuredOutputs) -> Future[TokenGuide]:
-        """Compile a grammar in a thread, because some take seconds. A cached grammar gives a completed future."""
+    def prepare(self, structured_outputs: StructuredOutputs) -> Future[Guide]:
+        """Compile a grammar in a thread, because some take seconds. A cached grammar gives a completed future.
+
+        So do lenient structural tags, which are needed only when a trigger occurs.
+        """
         lane = self._least_used_lane()
-        if (structured_outputs, lane) not in self._compiled:
+        text = structured_outputs.structural_tag
+        is_lenient = text is not None and parse_tags(text).is_lenient
+        if (structured_outputs, lane) not in self._compiled and not is_lenient:
             return self._compiler_thread.submit(self.guide, structured_outputs)
-        done: Future[TokenGuide] = Future()
+        done: Future[Guide] = Future()
         done.set_result(self._guide(structured_outputs, lane))
         return done
 
     def _least_used_lane(self) -> int:
         return min(range(len(self._lanes)), key=lambda index: len(self._lanes[index]))
 
-    def _guide(self, structured_outputs: StructuredOutputs, lane: int) -> TokenGuide:
-        matcher = self._compiled.get((structured_outputs, lane)) or self._compile(structured_outputs)
-        eos_token_id = self._eos_token_ids[0] if len(self._eos_token_ids) == 1 else None
-        guide = TokenGuide(matcher.deep_copy(), eos_token_id, lane)
+    def _guide(self, structured_outputs: StructuredOutputs, lane: int) -> Guide:
+        compiled: Any = self._compiled.get((structured_outputs, lane))
+        guide: Guide
+        if structured_outputs.structural_tag is not None:
+            tags = parse_tags(structured_outputs.structural_tag)
+            compiled = compiled or self._compile_tags(tags)
+            assert self._token_bytes is not None
+            assert self._token_to_id is not None
+            is_single = {trigger: self._token_to_id(trigger) is not None for trigger in tags.tags}
+            guide = TriggeredGuide(tags, compiled, self._token_bytes, is_single, lane)
+        else:
+            compiled = compiled or self._compile(structured_outputs)
+            eos_token_id = self._eos_token_ids[0] if len(self._eos_token_ids) == 1 else None
+            guide = TokenGuide(compiled.deep_copy(), eos_token_id, lane)
         with self._lock:
-            self._compiled[structured_outputs, lane] = matcher
+            self._compiled[structured_outputs, lane] = compiled
             self._compiled.move_to_end((structured_outputs, lane))
             if len(self._compiled) > _MAX_CACHED:
                 self._compiled.popitem(last=False)
@@ -158,16 +179,60 @@ class Grammars:
                 f"llguidance cannot read this model's tokenizer: {_one_line(error)}. Structured output is not possible."
             ) from error
 
+    @cached_property
+    def _added_tokens(self) -> dict[str, int]:
+        """The ids of the tokens outside of the vocabulary of text, by their text."""
+        added = json.loads(self._tokenizer_json()).get("added_tokens", ())
+        return {token["content"]: token["id"] for token in added if token["id"] < self._vocab_size}
+
     def _compile(self, structured_outputs: StructuredOutputs) -> Any:
-        library, tokens = self._library, self._tokens
         try:
-            grammar = _grammar(library.LLMatcher, structured_outputs)
+            grammar = _grammar(self._library.LLMatcher, structured_outputs)
         except (ValueError, RecursionError) as error:
             raise _grammar_error(error) from None
+        return self._matcher(grammar)
+
+    def _compile_tags(self, tags: StructuralTags) -> Future[dict[str, Any]]:
+        """Compile the matcher of each trigger; lenient tags in a thread."""
+        if tags.is_lenient:
+            return self._compiler_thread.submit(self._lenient_matchers, tags)
+        compiled: Future[dict[str, Any]] = Future()
+        compiled.set_result({trigger: self._tag_matcher(tags, trigger) for trigger in tags.tags})
+        return compiled
+
+    def _lenient_matchers(self, tags: StructuralTags) -> dict[str, Any]:
+        """Compile the matcher of each trigger; one that cannot be compiled even for any object is left out."""
+        matchers = {}
+        for trigger in tags.tags:
+            for is_strict in (True, False):
+                try:
+                    matchers[trigger] = self._tag_matcher(tags, trigger, is_strict=is_strict)
+                    break
+                except Exception as error:  # of the library too: the answer is free then
+                    freed = "Objects in tags are" if is_strict else "Text in tags is"
+                    self._warn_once(f"{freed} not constrained (trigger {trigger!r}). {error}")
+        return matchers
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned and len(self._warned) < _MAX_CACHED:
+            self._warned.add(message)
+            get_logger(__name__).warning(message)
+
+    def _tag_matcher(self, tags: StructuralTags, trigger: str, *, is_strict: bool = True) -> Any:
+        library = self._library
+        return self._matcher(
+            library.LLMatcher.grammar_from_lark(tags.grammar(trigger, self._added_tokens, is_strict=is_strict))
+        )
+
+    def _matcher(self, grammar: str) -> Any:
+        library, tokens = self._library, self._tokens
         matcher = library.LLMatcher(tokens, grammar, log_level=0, limits=library.LLParserLimits(**_LIMITS))
         if reason := _invalid_start(matcher):
             raise _grammar_error(reason)
         return matcher
+
+
+Guide: TypeAlias = "TokenGuide | TriggeredGuide"
 
 
 class TokenGuide:
@@ -190,6 +255,14 @@ class TokenGuide:
         copy = TokenGuide(self._matcher.deep_copy(), self._eos_token_id, self.lane)
         copy._num_consumed = self._num_consumed
         return copy
+
+    def is_active(self, output_token_ids: Sequence[int]) -> bool:
+        """Whether the next token is constrained: always."""
+        return True
+
+    def num_free(self, output_token_ids: Sequence[int], next_token_ids: Sequence[int]) -> int:
+        """Return how many of the tokens that may follow leave the token after them without constraint: none."""
+        return 0
 
     def fill(self, output_token_ids: Sequence[int], mask: npt.NDArray[np.int32]) -> str | None:
         """Write the tokens that may follow the answer so far: bit t % 32 of mask[t // 32] for token t, int32 [V / 32].
@@ -249,10 +322,9 @@ def _grammar(matcher: Any, structured_outputs: StructuredOutputs) -> str:
         schema = {} if structured_outputs.json == "true" else json.loads(structured_outputs.json)
         if schema is False:
             raise ValueError("the schema false describes nothing")
-        rewritten_schema = json.dumps(with_safe_bounds(with_discriminators(without_noop_keywords(schema))))
-        return str(matcher.grammar_from_json_schema(rewritten_schema, overrides=_JSON_OPTIONS))
+        return str(matcher.grammar_from_json_schema(json_grammar(schema)))
     if structured_outputs.json_object:
-        return str(matcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON_OPTIONS))
+        return str(matcher.grammar_from_json_schema(json_grammar({"type": "object"})))
     if structured_outputs.regex is not None:
         return str(matcher.grammar_from_regex(structured_outputs.regex))
     if structured_outputs.choice is not None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from aethermind.sampling.guidance import TokenGuide
+    from aethermind.sampling.guidance import Guide
     from aethermind.sampling.params import SamplingParams
 
 __all__ = ["LogitsConstraints", "LogitsProcessor", "LogitsProcessorFactory", "pack_mask"]
@@ -36,7 +36,7 @@ class LogitsConstraints:
 
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed: npt.NDArray[np.int32] | None = None
-    guide: TokenGuide | None = None
+    guide: Guide | None = None
     processors: tuple[LogitsProcessor, ...] = ()
 
     def fork(self, processors: tuple[LogitsProcessor, ...]) -> LogitsConstraints:

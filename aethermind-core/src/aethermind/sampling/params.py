@@ -125,7 +125,7 @@ MAX_GRAMMAR_CHARS = 256 * 1024
 MAX_CHOICES = 4096
 """The most choices of a request."""
 
-_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object")
+_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -145,6 +145,9 @@ class StructuredOutputs:
     """A grammar in llguidance's kind of Lark, or in llama.cpp's GBNF."""
     json_object: bool
     """The answer is some JSON object."""
+    structural_tag: str | None
+    """Tags, as JSON text. The answer is free until it contains a trigger; then it goes on as a tag with this trigger.
+    See `sampling.structural_tags` for the format, which is a part of xgrammar's and vLLM's."""
 
     @short_traceback
     def __init__(
@@ -154,6 +157,7 @@ class StructuredOutputs:
         choice: Sequence[str] | None = None,
         grammar: str | None = None,
         json_object: bool = False,
+        structural_tag: str | Mapping[str, Any] | None = None,
     ) -> None:
         values = {
             "json": None if json is None else _schema(json),
@@ -161,6 +165,7 @@ class StructuredOutputs:
             "choice": None if choice is None else _choices(choice),
             "grammar": _text("grammar", grammar),
             "json_object": boolean("json_object", json_object),
+            "structural_tag": None if structural_tag is None else _structural_tag(structural_tag),
         }
         given = [name for name in _CONSTRAINTS if values[name] not in (None, False)]
         if len(given) != 1:
@@ -171,8 +176,27 @@ class StructuredOutputs:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
+    @property
+    def is_triggered(self) -> bool:
+        """Whether the answer is free until it contains a trigger."""
+        return self.structural_tag is not None
+
 
 document_fields(StructuredOutputs)
+
+
+def _structural_tag(value: object) -> str:
+    """Return structural tags as JSON text; the tags themselves are checked when they are compiled."""
+    try:
+        text = value if isinstance(value, str) else json_module.dumps(value, ensure_ascii=False, allow_nan=False)
+        is_object = isinstance(json_module.loads(text), dict)
+        text.encode()
+    except (TypeError, ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        refuse("structural_tag", value, "a JSON object", "pass a mapping or its text")
+    _check_length("structural_tag", text)
+    return text
 
 
 def _schema(value: object) -> str:
@@ -386,7 +410,7 @@ class SamplingParams:
                 param="min_tokens",
             )
         if self.structured_outputs is not None:
-            for name in ("ignore_eos", "min_tokens"):
+            for name in ("min_tokens",) if self.structured_outputs.is_triggered else ("ignore_eos", "min_tokens"):
                 if getattr(self, name):
                     raise InvalidArgumentError(
                         f"{name} cannot go with structured_outputs, which say where the answer ends; leave one out.",
@@ -397,13 +421,14 @@ class SamplingParams:
         is_penalised = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
         looks_back = is_penalised or bool(self.bad_words)
         is_adjusted = looks_back or bool(self.logit_bias) or self.logprobs is not None
-        is_guided = self.structured_outputs is not None
+        is_guided = self.structured_outputs is not None and not self.structured_outputs.is_triggered
         is_masked = self.allowed_token_ids is not None or is_guided
         has_processors = bool(self.logits_processors)
         object.__setattr__(self, "looks_back", looks_back or is_guided or has_processors)
         object.__setattr__(self, "is_adjusted", is_adjusted)
         object.__setattr__(self, "is_masked", is_masked)
-        object.__setattr__(self, "is_plain", not (is_adjusted or is_masked or self.min_tokens or has_processors))
+        is_plain = not (is_adjusted or self.structured_outputs or is_masked or self.min_tokens or has_processors)
+        object.__setattr__(self, "is_plain", is_plain)
 
 
 document_fields(SamplingParams)

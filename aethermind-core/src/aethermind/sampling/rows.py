@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from aethermind.sampling.guidance import TokenGuide
+    from aethermind.sampling.guidance import Guide
     from aethermind.sampling.logits_constraints import LogitsConstraints
 
 __all__ = [
@@ -26,7 +26,9 @@ __all__ = [
     "SampledRequest",
     "SamplingRows",
     "derive_seed",
+    "is_in_tag",
     "needs_adjusted_logits",
+    "needs_mask",
     "uniform",
 ]
 
@@ -66,6 +68,23 @@ def needs_adjusted_logits(request: SampledRequest) -> bool:
     """Whether the next token needs more than a mask: changed logits, tokens that may not be sampled, or logprobs."""
     params = request.params
     return params.is_adjusted or len(request.output_token_ids) < params.min_tokens
+
+
+def is_in_tag(request: SampledRequest) -> bool:
+    """Whether the next token belongs to a structural tag, whose trigger is in the output."""
+    structured_outputs, constraints = request.params.structured_outputs, request.constraints
+    if structured_outputs is None or not structured_outputs.is_triggered:
+        return False
+    return (
+        constraints is not None
+        and constraints.guide is not None
+        and constraints.guide.is_active(request.output_token_ids)
+    )
+
+
+def needs_mask(request: SampledRequest) -> bool:
+    """Whether the next token needs a mask: of allowed ids, of a grammar, or of a structural tag."""
+    return request.params.is_masked or is_in_tag(request)
 
 
 class SamplingRows:
@@ -143,7 +162,7 @@ class _GuidedRow:
 
     __slots__ = ("failure", "guide", "mask", "output_token_ids", "row")
 
-    def __init__(self, row: int, guide: TokenGuide, output: Sequence[int], mask: npt.NDArray[np.int32]) -> None:
+    def __init__(self, row: int, guide: Guide, output: Sequence[int], mask: npt.NDArray[np.int32]) -> None:
         self.row = row
         self.guide = guide
         self.output_token_ids = output

@@ -39,6 +39,9 @@ class CallSyntax:
         read: returns names and arguments, empty for a text that is not calls.
         inner: further tags, in the text between the two.
         repeats_opening: the opening tag is part of the text that is read.
+        written: how calls are written between the tags, from which the constraint on calls is made; empty for none.
+            NAME is the function's name, JSON its arguments, LIST a list of calls in JSON. XML and KEYS are its
+            parameters as `<parameter=…>` or `<arg_key>` elements. A line break is white space or nothing.
     """
 
     opening: str
@@ -46,6 +49,15 @@ class CallSyntax:
     read: ReadCalls
     inner: tuple[str, ...] = ()
     repeats_opening: bool = False
+    written: tuple[str, ...] = ()
+    is_list: bool = False
+    """Whether several calls follow each other between the tags."""
+
+    def as_in(self, templates: str) -> CallSyntax:
+        """Return the syntax without the ways to write calls by elements that chat templates do not have."""
+        is_there = {"XML": "<function=" in templates, "KEYS": "<arg_key>" in templates}
+        written = (one for one in self.written if all(is_there[kind] for kind in is_there if kind in one))
+        return replace(self, written=tuple(written))
 
     @property
     def end(self) -> str:
@@ -53,13 +65,22 @@ class CallSyntax:
         return self.closing or self.opening
 
 
-HERMES_CALLS = CallSyntax("<tool_call>", "</tool_call>", read_any)
+_JSON_CALL = '{"name": "NAME", "arguments": JSON}'
+
+HERMES_CALLS = CallSyntax(
+    "<tool_call>",
+    "</tool_call>",
+    read_any,
+    written=(f"\n{_JSON_CALL}\n", "\n<function=NAME>\nXML</function>\n", "\nNAME\nKEYS"),
+)
 """Hermes, Qwen (JSON), Qwen3-Coder and Qwen3.5 (XML), GLM-4.5 (keys and values), Granite 4."""
 
-PHI_CALLS = CallSyntax("<|tool_call|>", "<|/tool_call|>", read_any)
+PHI_CALLS = CallSyntax("<|tool_call|>", "<|/tool_call|>", read_any, written=("\nLIST\n", f"\n{_JSON_CALL}\n"))
 """Phi-4-mini, and Granite 3, which does not write the closing tag."""
 
-MISTRAL_CALLS = CallSyntax("[TOOL_CALLS]", "", read_named, inner=("[ARGS]", "[CALL_ID]"))
+MISTRAL_CALLS = CallSyntax(
+    "[TOOL_CALLS]", "", read_named, inner=("[ARGS]", "[CALL_ID]"), written=("\nLIST", "NAME[ARGS]JSON")
+)
 """Mistral: a JSON list (tokenizers v3 and v7), or a tag for each call with the name before the arguments (v11)."""
 
 PYTHON_TAG_CALLS = CallSyntax("<|python_tag|>", "", read_python)
@@ -70,13 +91,18 @@ DEEPSEEK_CALLS = CallSyntax(
     "<｜tool▁calls▁end｜>",
     read_sections,
     inner=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    written=(
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\nJSON\n```<｜tool▁call▁end｜>\n",
+        "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>JSON<｜tool▁call▁end｜>\n",
+    ),
+    is_list=True,
 )
 """DeepSeek V3, R1 and V3.1, and the distillations of R1."""
 
 LLAMA4_CALLS = CallSyntax("<|python_start|>", "<|python_end|>", read_python)
 """Llama 4: calls in Python's syntax."""
 
-XML_CALLS = CallSyntax("<function=", "</function>", read_any, repeats_opening=True)
+XML_CALLS = CallSyntax("<function=", "</function>", read_any, repeats_opening=True, written=("NAME>\nXML",))
 """Qwen3-Coder forgets the tag `<tool_call>` before a function."""
 
 _KNOWN_CALLS = (HERMES_CALLS, PHI_CALLS, MISTRAL_CALLS, PYTHON_TAG_CALLS, DEEPSEEK_CALLS, LLAMA4_CALLS, XML_CALLS)
@@ -123,7 +149,7 @@ class AnswerFormat:
         reasoning = self.reasoning or next(found, None)
         openings = {syntax.opening for syntax in self.tool_calls}
         added = (one for one in _KNOWN_CALLS if one.opening in templates and one.opening not in openings)
-        tool_calls = (*self.tool_calls, *added)
+        tool_calls = tuple(one.as_in(templates) for one in (*self.tool_calls, *added))
         tags = [tag for one in tool_calls for tag in (one.opening, one.closing, *one.inner)]
         control_tokens = _special_tokens((*(reasoning or ()), *tags), tokenizer)
         return replace(self, reasoning=reasoning, tool_calls=tool_calls, control_tokens=control_tokens)

@@ -20,13 +20,33 @@ from enum import Enum, auto
 from aethermind.text.answer_parts import AnswerPart, Content, Reasoning, ToolCall
 from aethermind.text.tool_call_json import as_arguments, overlap
 
-__all__ = ["HARMONY_END_TOKENS", "HARMONY_TOKENS", "HarmonyParser", "opens_reasoning"]
+__all__ = ["HARMONY_CALLS", "HARMONY_END_TOKENS", "HARMONY_TOKENS", "HarmonyParser", "opens_reasoning"]
 
 HARMONY_END_TOKENS = ("<|return|>", "<|call|>")
 """The control tokens that end an answer."""
 
 HARMONY_TOKENS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", *HARMONY_END_TOKENS)
 """The control tokens of the format."""
+
+_MESSAGE = ("\n<|constrain|>json<|message|>JSON<|call|>", " json<|message|>JSON<|call|>", "<|message|>JSON<|call|>")
+_CALLS = tuple(f"commentary to=functions.NAME{message}" for message in _MESSAGE)
+_NO_CALLS = (
+    "analysis<|message|>",
+    "final<|message|>",
+    "commentary<|message|>",
+    "commentary json<|message|>",
+    "analysis<|constrain|>json<|message|>",
+    "final<|constrain|>json<|message|>",
+    "commentary<|constrain|>json<|message|>",
+)
+HARMONY_CALLS = {
+    "<|channel|>": (*_CALLS, *_NO_CALLS),
+    "<|start|>": (
+        *(f"assistant<|channel|>{message}" for message in (*_CALLS, *_NO_CALLS)),
+        *(f"assistant to=functions.NAME<|channel|>commentary{message}" for message in _MESSAGE),
+    ),
+}
+"""By control token, how messages go on behind it, in the notation of `CallSyntax.written`."""
 
 _ENDS = ("<|end|>", *HARMONY_END_TOKENS)
 """The control tokens that end a message."""

@@ -18,7 +18,15 @@ from aethermind.errors import ConfigError, InvalidArgumentError
 
 PROMPTS = [[(7 * index + 11 * token) % 900 + 5 for token in range(4 + 3 * index)] for index in range(4)]
 OPTIONS: dict[str, Any] = {"max_model_len": 64, "num_kv_blocks": 64, "speculative_method": "prompt_lookup"}
-PARAMS = {
+
+
+def tags(trigger: str) -> StructuredOutputs:
+    tag = {"begin": trigger, "content": {"type": "regex", "pattern": "[a-f]{2,4}"}, "end": "!"}
+    structure = {"type": "triggered_tags", "triggers": [trigger], "tags": [tag]}
+    return StructuredOutputs(structural_tag={"type": "structural_tag", "format": structure})
+
+
+PARAMS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 1.0, "seed": 3},
     "cut": {"temperature": 1.3, "seed": 4, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
@@ -33,6 +41,9 @@ PARAMS = {
     "held_back": {"temperature": 1.0, "seed": 7, "min_tokens": 9, "ignore_eos": False, "stop_token_ids": [300, 301]},
     "allowed": {"temperature": 1.0, "seed": 8, "allowed_token_ids": list(range(290, 320))},
     "bad_words": {"temperature": 0.0, "bad_words": ["the", " a", "was"]},
+    "tag": {"temperature": 0.0, "structured_outputs": tags("e")},
+    "tag of a token": {"temperature": 1.0, "seed": 2, "structured_outputs": tags(" the")},
+    "several tags": {"temperature": 1.0, "seed": 9, "n": 3, "structured_outputs": tags("a")},
     "several": {"temperature": 1.0, "seed": 9, "n": 3},
 }
 

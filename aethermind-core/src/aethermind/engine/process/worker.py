@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from aethermind.engine.requests.output_delta import OutputSource
-    from aethermind.sampling.guidance import TokenGuide
+    from aethermind.sampling.guidance import Guide
 
 __all__ = ["Outbox", "PendingGrammar", "PendingGrammars", "main"]
 
@@ -365,7 +365,7 @@ class _Worker:
             if is_aborted:
                 self._handle(Abort(request.handle))
 
-    def _add(self, request: Add, grammar: Future[TokenGuide] | None) -> None:
+    def _add(self, request: Add, grammar: Future[Guide] | None) -> None:
         prompt = request.prompt
         self._outbox.open(request.handle, request.name, request.hold_s)
         try:
@@ -447,7 +447,7 @@ class PendingGrammar(NamedTuple):
     """A request, the grammar that is being compiled for it, and whether to abort the request once it is added."""
 
     request: Add
-    grammar: Future[TokenGuide]
+    grammar: Future[Guide]
     is_aborted: bool = False
 
 
@@ -460,7 +460,7 @@ class PendingGrammars:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, request: Add, grammar: Future[TokenGuide]) -> None:
+    def add(self, request: Add, grammar: Future[Guide]) -> None:
         """Keep a request until its grammar is compiled."""
         self._waiting[request.handle] = PendingGrammar(request, grammar)
 

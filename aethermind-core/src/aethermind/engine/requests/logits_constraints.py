@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from aethermind.engine.loading.compiled_model import CompiledModel
     from aethermind.plugins.registry import Registry
-    from aethermind.sampling.guidance import TokenGuide
+    from aethermind.sampling.guidance import Guide
     from aethermind.sampling.logits_constraints import LogitsProcessor, LogitsProcessorFactory
     from aethermind.sampling.params import SamplingParams
     from aethermind.text.tokenizer import Tokenizer
@@ -41,17 +41,22 @@ class ConstraintsBuilder:
     def _grammars(self) -> Grammars:
         num_threads = min(self._compiled.open_device.num_threads, _MAX_MASK_THREADS)
         return Grammars(
-            self._tokenizer.as_json, self._vocab_size, self._compiled.eos_token_ids, num_lanes=max(num_threads, 1)
+            self._tokenizer.as_json,
+            self._vocab_size,
+            self._compiled.eos_token_ids,
+            num_lanes=max(num_threads, 1),
+            token_bytes=self._token_text,
+            token_to_id=self._tokenizer.token_to_id,
         )
 
-    def prepare(self, params: SamplingParams) -> Future[TokenGuide] | None:
+    def prepare(self, params: SamplingParams) -> Future[Guide] | None:
         """Start to compile the grammar of structured outputs in a thread; None if the parameters have none.
 
         Any thread may call this.
         """
         return None if params.structured_outputs is None else self._grammars.prepare(params.structured_outputs)
 
-    def build(self, params: SamplingParams, guide: TokenGuide | None = None) -> LogitsConstraints | None:
+    def build(self, params: SamplingParams, guide: Guide | None = None) -> LogitsConstraints | None:
         """Return the constraints of one request, None if it has none.
 
         `guide` is the result of `prepare`; without it the grammar is compiled here. InvalidArgumentError for token ids
@@ -68,6 +73,11 @@ class ConstraintsBuilder:
         if params.structured_outputs is not None:
             constraints.guide = guide or self._grammars.guide(params.structured_outputs)
         return constraints
+
+    def _token_text(self, token_id: int) -> bytes:
+        """Return the text of a token, in bytes; special tokens have one too."""
+        known = self._tokenizer.token_bytes(token_id)
+        return self._tokenizer.token_text(token_id).encode() if known is None else known
 
     def processors(self, params: SamplingParams) -> tuple[LogitsProcessor, ...]:
         """Create the logits processors of one request; each request gets its own, because they may have state."""

@@ -420,7 +420,8 @@ def _preceding_token_ids(request: Request, tokenizer: Tokenizer, *, is_chat: boo
     The completion of a chat is a text of its own. Structured outputs are exact to the character, so no leading space is
     removed from them.
     """
-    if request.params.structured_outputs is not None:
+    structured_outputs = request.params.structured_outputs
+    if structured_outputs is not None and not structured_outputs.is_triggered:
         return tokenizer.anchor
     return () if is_chat else request.prompt_token_ids
 

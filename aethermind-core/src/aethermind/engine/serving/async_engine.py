@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aethermind.engine.requests.output_delta import OutputDelta, OutputSource
     from aethermind.engine.requests.prompt_reader import EnginePrompt, Prompt
     from aethermind.engine.requests.request import RequestOptions
-    from aethermind.sampling.guidance import TokenGuide
+    from aethermind.sampling.guidance import Guide
     from aethermind.sampling.params import SamplingParams
 
 __all__ = ["AsyncEngine"]
@@ -195,7 +195,7 @@ class AsyncEngine(EngineClient):
         options: RequestOptions | None,
         hold_s: float,
     ) -> None:
-        guide: TokenGuide | None = None
+        guide: Guide | None = None
         if (compiling := self._engine.prepare(params)) is not None:
             guide = await asyncio.wrap_future(compiling)
 

@@ -24,9 +24,12 @@ def can_speculate(request: Request) -> bool:
     """Whether the logits rows after a request's drafts can be sampled before the drafts are accepted.
 
     Grammars and logits processors have state that only accepted tokens may advance, so requests with these cannot.
+    Structural tags have none before a trigger.
     """
-    params = request.params
-    return params.structured_outputs is None and not params.logits_processors
+    if request.params.logits_processors:
+        return False
+    guide = None if request.constraints is None else request.constraints.guide
+    return guide is None or not guide.is_active(request.output_token_ids)
 
 
 class Speculator:
@@ -87,6 +90,9 @@ class Speculator:
         self._drafted = requests
         for request, limit, drafts in zip(requests, limits, self._proposer.propose(requests, limits), strict=True):
             request.draft_token_ids = self._valid_prefix(drafts[:limit])
+            if request.constraints is not None and (guide := request.constraints.guide) is not None:
+                num_free = guide.num_free(request.output_token_ids, request.draft_token_ids)
+                request.draft_token_ids = request.draft_token_ids[:num_free]
             if drafts and request.request_id not in self._ids_with_drafts:
                 self._ids_with_drafts.add(request.request_id)
                 self._has_first_drafts = True

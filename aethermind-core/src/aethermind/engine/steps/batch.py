@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aethermind.cache.groups import FREED
@@ -60,7 +61,9 @@ class DraftRow:
 
     @property
     def constraints(self) -> LogitsConstraints | None:
-        return self.request.constraints
+        """The constraints without the guide: it has none yet (`can_speculate`), and drafts must not advance it."""
+        constraints = self.request.constraints
+        return constraints if constraints is None or constraints.guide is None else replace(constraints, guide=None)
 
     @property
     def penalties(self) -> PenaltyState:

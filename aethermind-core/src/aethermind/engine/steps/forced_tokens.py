@@ -15,7 +15,7 @@ from aethermind.engine.steps.model_runner import SampledToken
 
 if TYPE_CHECKING:
     from aethermind.engine.requests.request import Request
-    from aethermind.sampling.guidance import TokenGuide
+    from aethermind.sampling.guidance import Guide
 
 __all__ = ["forced_prefix", "forced_tokens"]
 
@@ -40,7 +40,7 @@ def forced_prefix(request: Request) -> Iterator[int]:
         yield token_id
 
 
-def _guide(request: Request) -> TokenGuide | None:
+def _guide(request: Request) -> Guide | None:
     """Return the guide of a request whose tokens may be forced.
 
     None if every token needs a logits row, for log probabilities or logits processors, or if other constraints may

@@ -36,6 +36,8 @@ class InFlightStep:
     """Waits for the tokens and returns them; called once."""
     token_ids: Tensor | None = None
     """The tokens in device memory, i32[R], valid until the next step; None if the next step has to wait for `read`."""
+    ran_ahead: bool = False
+    """Whether it was enqueued before the tokens of the step before it were known."""
     started: float = 0.0
     """When it was scheduled, in seconds of the engine's clock."""
     blocks: list[int] = field(default_factory=list)

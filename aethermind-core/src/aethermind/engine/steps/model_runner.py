@@ -54,7 +54,7 @@ from aethermind.graph.executor import DeviceInput, PlanExecutor
 from aethermind.graph.hooks import HookRegistry
 from aethermind.model.rope import FREQUENCIES
 from aethermind.plugins.compatibility import deprecated
-from aethermind.sampling.rows import AdjustmentSizes, SamplingRows, needs_adjusted_logits
+from aethermind.sampling.rows import AdjustmentSizes, SamplingRows, is_in_tag, needs_adjusted_logits, needs_mask
 
 if TYPE_CHECKING:
     import numpy as np
@@ -227,7 +227,9 @@ class ModelRunner:
             outputs = [loaded.executor.output_tensor(name, symbols) for name in _fetched_outputs(sampled)]
             rows = [rows_of(output, 0, len(sampled)) for output in outputs]
             read_rows = step_stream.readback.enqueue(rows)
-            looks_back = any(sampled_row.params.looks_back for sampled_row in sampled)
+            looks_back = any(row.params.looks_back for row in sampled) or (
+                key.has_mask and any(map(is_in_tag, sampled))
+            )
             return InFlightStep(
                 decision,
                 sampled,
@@ -460,8 +462,7 @@ def _required_graph(decision: ScheduleDecision, *, may_adapt: bool) -> tuple[Gra
     # Fast path: in most steps all requests are plain.
     if any(entry.needs_logits and not entry.request.params.is_plain for entry in decision.scheduled):
         requests = [entry.request for entry in decision.scheduled if entry.needs_logits]
-        is_masked = any(request.params.is_masked for request in requests)
-        key = GraphKey(any(map(needs_adjusted_logits, requests)), is_masked)
+        key = GraphKey(any(map(needs_adjusted_logits, requests)), any(map(needs_mask, requests)))
         has_processors = any(request.params.logits_processors for request in requests)
     if needs_embeddings(decision):
         key = key._replace(has_embeddings=True)

@@ -6,9 +6,10 @@
 A step needs the tokens that the step before it samples; these are copied on the device. The host needs only their
 number to schedule the next step, so it appends placeholders. It does not know yet whether a request ends with its
 token. If it does, the next step has computed one token too many: that token is discarded, and the blocks of the request
-are retained until the step has run. A step that depends on the values of tokens waits until the last step was read, as
-all steps do on a device that computes in the caller's thread. (vLLM: asynchronous scheduling; SGLang: overlap
-scheduler.)
+are retained until the step has run. The token is also discarded, and computed again, if the last one was the trigger of
+a structural tag, because it was sampled without the tag's constraint. A step that depends on the values of tokens waits
+until the last step was read, as all steps do on a device that computes in the caller's thread. (vLLM: asynchronous
+scheduling; SGLang: overlap scheduler.)
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from aethermind.engine.requests.request import RequestState
-from aethermind.engine.scheduling.scheduler import publish_prefix, schedule_lone_decode
+from aethermind.engine.scheduling.scheduler import publish_prefix, schedule_lone_decode, truncate_computed
+from aethermind.engine.steps.batch import request_of
 from aethermind.engine.steps.in_flight_step import InFlightStep
+from aethermind.sampling.rows import is_in_tag
 
 if TYPE_CHECKING:
     from aethermind.cache.kv_cache import KVCache
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from aethermind.engine.scheduling.decision import ScheduleDecision, StepBudget
     from aethermind.engine.scheduling.preemption_cost import SwapVsRecomputeCosts
     from aethermind.engine.scheduling.scheduler import Scheduler, WaitingQueue
+    from aethermind.engine.steps.batch import SampledRow
     from aethermind.engine.steps.model_runner import ModelRunner, SampledToken
 
 __all__ = ["FinishedStep", "StepPipeline"]
@@ -104,7 +108,11 @@ class StepPipeline:
         if not is_advanced:
             self._advance(step)
         publish_prefix(self._cache, step.decision)
-        sampled = [token for token in sampled if not token.request.is_finished]
+        discarded = _sampled_without_tag(step)
+        for request in discarded:
+            if request.num_uncomputed_tokens == 0:  # otherwise forced tokens follow the trigger
+                truncate_computed(self._cache, request, request.num_computed_tokens - 1)
+        sampled = [token for token in sampled if not (token.request.is_finished or token.request in discarded)]
         decisions, self._decisions = self._decisions, []
         return self._finished(step.decision, sampled, decisions, step.started)
 
@@ -138,14 +146,17 @@ class StepPipeline:
         """Whether the next step can be enqueued before the tokens of this one are read.
 
         It cannot if steps are observed; if a request's next token depends on the value of the last one, as with
-        penalties, bad words, grammars and logits processors (`SamplingParams.looks_back`); or if blocks or keys have to
-        move, because a request is preempted or swapped in, or because its positions were shifted.
+        penalties, bad words, grammars and logits processors (`SamplingParams.looks_back`); if a request's token will
+        be discarded, or might have to be where the state of a recurrent layer cannot go back one token; or if blocks or
+        keys have to move, because a request is preempted or swapped in, or because its positions were shifted.
         """
         return (
             self.runs_ahead
             and step.token_ids is not None
             and not self._runner.is_observed
             and not self._cache.has_moved_positions
+            and not (self._cache.is_recurrent and any(map(_has_triggers, step.sampled)))
+            and not _sampled_without_tag(step)
             and not (self._waiting and self._cache.num_swapped_blocks)
             and self._scheduler.runs_without_preemption(self._clock(), self._waiting, self._running, budget)
         )
@@ -178,6 +189,7 @@ class StepPipeline:
             step = InFlightStep(decision, (), lambda: sampled)
         else:
             step = self._runner.launch(decision, previous)
+        step.ran_ahead = previous is not None
         step.started = started
         return step
 
@@ -232,3 +244,17 @@ class StepPipeline:
             self._scheduler.discard(decision)
         self._in_flight = None
         self._decisions.clear()
+
+
+def _has_triggers(row: SampledRow) -> bool:
+    """Whether structural tags may begin in the output of a request."""
+    structured_outputs = row.params.structured_outputs
+    return structured_outputs is not None and structured_outputs.is_triggered
+
+
+def _sampled_without_tag(step: InFlightStep) -> set[Request]:
+    """Return the requests whose token of this step lacks a constraint: the token before it was an unknown trigger."""
+    if not step.ran_ahead:
+        return set()
+    requests = {request_of(row) for row in step.sampled if not row.params.is_plain and _has_triggers(row)}
+    return {request for request in requests if not request.is_finished and is_in_tag(request)}

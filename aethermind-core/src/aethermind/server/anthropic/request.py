@@ -344,9 +344,9 @@ class MessagesParams:
     def prompt(self, model: ServedModel, ignored: IgnoredFields | None) -> RenderedChat:
         """Render the conversation by the model's chat template; see `ChatRequest.prompt`."""
         variables = self._reasoning_variables(model) | (self.chat.chat_template_kwargs or {})
-        chat = self.chat.model_copy(update={"chat_template_kwargs": variables or None})
+        self.chat = self.chat.model_copy(update={"chat_template_kwargs": variables or None})
         with renamed_fields(_FIELD_NAMES):
-            return chat.prompt(model, ignored)
+            return self.chat.prompt(model, ignored)
 
     def sampling(self, model: ServedModel) -> SamplingParams:
         """The sampling parameters."""

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from pydantic import PrivateAttr
+
 from aethermind.errors import TokenizerError
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
@@ -16,6 +18,7 @@ from aethermind.server.openai.tools import (
     RequestToolCall,
     Tool,
     ToolChoice,
+    auto_constraint,
     call_constraint,
 )
 from aethermind.server.openai.unknown_fields import UNSUPPORTED_IN_CHATS, UNSUPPORTED_IN_MESSAGES, UnsupportedField
@@ -93,6 +96,8 @@ class ChatRequest(SamplingFields):
     modalities: list[Literal["text"]] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    _rendered: str = PrivateAttr("")
+    """The prompt, once it is rendered."""
 
     @property
     def callable_tools(self) -> list[Tool]:
@@ -115,7 +120,8 @@ class ChatRequest(SamplingFields):
             variables.setdefault("reasoning_effort", self.reasoning_effort)
         self._check_template_reads(model.tokenizer.chat_templates, variables, ignored)
         tools = [tool.model_dump(exclude_none=True) for tool in self.callable_tools]
-        return _render_chat(self.messages, model, tools, variables)
+        self._rendered = rendered = _render_chat(self.messages, model, tools, variables)
+        return rendered
 
     def _check_template_reads(
         self, templates: Mapping[str, str], variables: Mapping[str, Any], ignored: IgnoredFields | None
@@ -170,9 +176,21 @@ class ChatRequest(SamplingFields):
             raise ApiError(
                 400, "tool_choice requires a call, and the request asks for another format too.", param="tool_choice"
             )
+        if constraint is None and not self._has_other_constraints:
+            with invalid_arguments_as_400(self):
+                constraint = auto_constraint(
+                    self.callable_tools,
+                    model.answer_format,
+                    is_thinking=model.answer_format.is_thinking(self._rendered),
+                )
         return sampling_params(
             self, model, max_tokens=self.requested_max_tokens, logprobs=logprobs, constraint=constraint
         )
+
+    @property
+    def _has_other_constraints(self) -> bool:
+        """Whether other fields exclude tokens, among which could be those that a call needs."""
+        return self.is_constrained or bool(self.min_tokens or self.bad_words or self.allowed_token_ids is not None)
 
 
 def _render_chat(

@@ -98,7 +98,7 @@ class ResponseFormat(StrictModel):
 
 
 class StructuredOutputsFields(StrictModel):
-    """An extension of OpenAI's API: exactly one of five constraints, named as in `SamplingParams`."""
+    """An extension of OpenAI's API: exactly one of six constraints, named as in `SamplingParams`."""
 
     location = "structured_outputs"
     ignores_unknown = False
@@ -107,6 +107,7 @@ class StructuredOutputsFields(StrictModel):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
 
 
 class CommonFields(StrictModel):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import string
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from aethermind.sampling.json_schemas import rewritten
-from aethermind.sampling.params import StructuredOutputs
+from aethermind.sampling.params import MAX_GRAMMAR_CHARS, StructuredOutputs
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
+from aethermind.text.answer_format import AnswerFormat
 from aethermind.text.answer_parts import Content, Reasoning, ToolCall
+from aethermind.text.harmony import HARMONY_CALLS
 from aethermind.text.tool_call_json import read_calls
 
 __all__ = [
@@ -23,6 +27,7 @@ __all__ = [
     "Tool",
     "ToolChoice",
     "ToolName",
+    "auto_constraint",
     "call_constraint",
     "call_id",
     "delta_of",
@@ -109,6 +114,125 @@ def call_constraint(tools: Sequence[Tool], choice: ToolChoice | None) -> Structu
     if chosen is None:
         raise ApiError(400, f"tool_choice names {name!r:.80}, which is not among the tools.", param="tool_choice")
     return StructuredOutputs(json=_call_schema(chosen, "#"))
+
+
+def auto_constraint(tools: Sequence[Tool], format: AnswerFormat, *, is_thinking: bool) -> StructuredOutputs | None:
+    """The constraint on calls that the model decides to write: from the tag that opens them on, they are calls of tools
+    with arguments by the tools' schemas. None for a format without tags. `is_thinking`: the prompt opens reasoning.
+    """
+    if not tools:
+        return None
+    texts = tuple(tool.function.model_dump_json(exclude={"description"}) for tool in tools)
+    return _auto_constraint(texts, format, is_thinking)
+
+
+@lru_cache(maxsize=64)
+def _auto_constraint(texts: Sequence[str], format: AnswerFormat, is_thinking: bool) -> StructuredOutputs | None:
+    triggers = (
+        [(opening, "", written, False) for opening, written in HARMONY_CALLS.items()]
+        if format.is_harmony
+        else [(one.opening, one.closing, one.written, one.is_list) for one in format.tool_calls if one.written]
+    )
+    if not triggers:
+        return None
+    functions = [_without_annotations(Function.model_validate_json(text)) for text in texts]
+    tags: list[dict[str, Any]] = []
+    for opening, closing, written, is_list in triggers:
+        contents = [content for pattern in written for content in _contents(pattern, functions)]
+        tag: dict[str, Any] = {"begin": opening, "content": {"type": "or", "elements": contents}, "end": closing}
+        if is_list:
+            tag["content"] = {"type": "list", "element": tag["content"]}
+        if not closing and not format.is_harmony:
+            tag["repeats"] = True
+        tags.append(tag)
+    structure: dict[str, Any] = {"type": "triggered_tags", "triggers": [tag["begin"] for tag in tags], "tags": tags}
+    if format.reasoning is not None:
+        begin, end = format.reasoning
+        structure["reasoning"] = {"begin": begin, "end": end, "is_open": is_thinking}
+    text = json.dumps({"type": "structural_tag", "format": {**structure, "is_lenient": True}}, ensure_ascii=False)
+    return StructuredOutputs(structural_tag=text) if len(text) <= MAX_GRAMMAR_CHARS else None
+
+
+_PLACEHOLDER = re.compile("(\n|NAME|JSON|LIST|XML|KEYS)")
+_WHITE_SPACE = {"type": "regex", "pattern": "[ \\n]{0,2}"}
+_ANY_OBJECT: dict[str, Any] = {"type": "object"}
+_JSON_KINDS = {"integer", "number", "boolean", "array", "object"}
+
+
+def _contents(pattern: str, functions: Sequence[Function]) -> Iterator[dict[str, Any]]:
+    """The contents of structural tags for a pattern (see `CallSyntax.written`): one for each function it names."""
+    for function in functions if "NAME" in pattern else functions[:1]:
+        elements: list[dict[str, Any]] = []
+        for piece in filter(None, _PLACEHOLDER.split(pattern)):
+            if piece == "\n":
+                elements.append(_WHITE_SPACE)
+            elif piece == "JSON":
+                elements.append({"type": "json_schema", "json_schema": _parameters(function)})
+            elif piece == "LIST":
+                calls = [_call_schema(one, f"#/items/anyOf/{index}") for index, one in enumerate(functions)]
+                for call in calls:
+                    call["properties"]["id"] = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,64}$"}
+                schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+                elements.append({"type": "json_schema", "json_schema": schema})
+            elif piece == "XML":
+                elements += _elements(function, "<parameter={}>", "", "</parameter>")
+            elif piece == "KEYS":
+                elements += _elements(function, "<arg_key>{}</arg_key>", "<arg_value>", "</arg_value>")
+            else:
+                elements.append(_text(function.name if piece == "NAME" else piece))
+        yield _sequence(*elements)
+
+
+def _without_annotations(function: Function) -> Function:
+    """A function with the schema of its parameters, without the texts that constrain nothing."""
+
+    def remove(schema: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in schema.items() if key not in ("description", "title", "examples")}
+
+    return function.model_copy(update={"parameters": rewritten(function.parameters, remove)})
+
+
+def _parameters(function: Function) -> dict[str, Any]:
+    """The schema of a function's arguments: any object without `strict`, which is the default."""
+    return _ANY_OBJECT if function.strict is False or not function.parameters else function.parameters
+
+
+def _elements(function: Function, key: str, opening: str, closing: str) -> Iterator[dict[str, Any]]:
+    """The contents of parameters as elements, in the order of the schema. Strings are written without quotes."""
+    schema = _parameters(function)
+    properties, required = schema.get("properties"), schema.get("required") or ()
+    line_break = {"type": "regex", "pattern": "\\n?"} if not opening else _text("")
+    definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    if schema is _ANY_OBJECT:
+        any_name = {"type": "regex", "pattern": "[^<>\\n]+"}
+        before, after = key.split("{}")
+        begin = _sequence(_text(before), any_name, _text(after))
+        any_text = {"type": "tag", "begin": opening, "content": {"type": "any_text"}, "end": closing}
+        element = _sequence(begin, *([_WHITE_SPACE] if opening else []), any_text, _WHITE_SPACE)
+        yield {"type": "or", "elements": [{"type": "list", "element": element}, _text("")]}
+        return
+    for name, parameter in properties.items() if isinstance(properties, dict) else ():
+        given = parameter if isinstance(parameter, dict) else {}
+        choices = given.get("enum")
+        value: dict[str, Any] = {"type": "json_schema", "json_schema": {**definitions, **given}}
+        if given.get("type") == "string" and choices and all(isinstance(choice, str) for choice in choices):
+            value = {"type": "or", "elements": [_text(choice) for choice in choices]}
+        elif given.get("type") not in _JSON_KINDS:
+            value = {"type": "any_text"}
+        begin = _sequence(_text(key.format(name)), *((_WHITE_SPACE, _text(opening)) if opening else ()))
+        if value["type"] == "any_text":
+            element = _sequence(begin, {"type": "tag", "begin": "", "content": value, "end": closing}, _WHITE_SPACE)
+        else:
+            element = _sequence(begin, line_break, value, line_break, _text(closing), _WHITE_SPACE)
+        yield element if name in required else {"type": "or", "elements": [element, _text("")]}
+
+
+def _text(value: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": value}
+
+
+def _sequence(*elements: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "sequence", "elements": list(elements)}
 
 
 class RequiredCallParser:
