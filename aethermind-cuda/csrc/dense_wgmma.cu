@@ -13,12 +13,10 @@
     aether::multiply_dense_wgmma<aether::dtype, tokens, splits, is_gated>(                                          \
         first, second, inputs, {out, bias, num_tokens, num_outputs, num_steps, tile_rows, num_stages, is_float32}); \
   }
-#define AETHER_DENSE_WGMMA_TOKENS(dtype, tokens)           \
-  AETHER_DENSE_WGMMA(linear, dtype, tokens, 1, false)      \
-  AETHER_DENSE_WGMMA(linear, dtype, tokens, 2, false)      \
-  AETHER_DENSE_WGMMA(linear, dtype, tokens, 4, false)      \
-  AETHER_DENSE_WGMMA(gate_up_silu, dtype, tokens, 1, true) \
-  AETHER_DENSE_WGMMA(gate_up_silu, dtype, tokens, 2, true)
+#define AETHER_DENSE_WGMMA_TOKENS(dtype, tokens)      \
+  AETHER_DENSE_WGMMA(linear, dtype, tokens, 1, false) \
+  AETHER_DENSE_WGMMA(linear, dtype, tokens, 4, false) \
+  AETHER_DENSE_WGMMA(gate_up_silu, dtype, tokens, 1, true)
 #define AETHER_DENSE_WGMMA_DTYPE(dtype) \
   AETHER_DENSE_WGMMA_TOKENS(dtype, 16)  \
   AETHER_DENSE_WGMMA_TOKENS(dtype, 32)  \

@@ -31,8 +31,8 @@ _PITCH = 4
 _VECTOR_BYTES = 16
 _OUTPUTS = 4
 """Those that a thread stores at a time."""
-_SPLITS = {1: (1, 2, 4), 2: (1, 2)}
-"""Numbers of blocks that may divide the inputs, by the number of weights."""
+_SPLITS = {1: (1, 4), 2: (1,)}
+"""Numbers of blocks that may divide the inputs, by the number of weights: gate and up have rows enough."""
 _SPLIT_BYTES = 48 << 10
 """What a block could read while the blocks of a cluster add their sums."""
 

@@ -57,6 +57,9 @@ def _gate_up_silu_samples(rng: np.random.Generator) -> Iterator[Sample]:
         (300, 40, 12),
         (3, 2080, 5),
         (2, 7, 2080),
+        (12, 1104, 24),
+        (20, 64, 48),
+        (100, 840, 20),
     ):
         inputs = (
             normal(rng, num_tokens, hidden_size),

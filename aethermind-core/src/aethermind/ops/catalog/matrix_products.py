@@ -49,6 +49,11 @@ def _linear_samples(rng: np.random.Generator) -> Iterator[Sample]:
         (40, 5, 2080),
         (1, 3, 8200),
         (2, 2080, 9),
+        (12, 20, 4360),
+        (20, 24, 1024),
+        (34, 16, 576),
+        (100, 12, 72),
+        (65, 8, 3400),
     ):
         x, w = normal(rng, num_tokens, num_inputs), weight(rng, num_outputs, num_inputs)
         label = f"T{num_tokens}_N{num_outputs}_K{num_inputs}"
