@@ -24,6 +24,7 @@ WAITS_INSIDE = {
     "gate_up_silu_quantized.cu": ("quantized_gemv",),
     "linear_quantized.cu": ("quantized_gemv",),
     "qkv_projection_quantized.cu": ("project_qkv_quantized_gemv",),
+    "qkv_rope_quantized.cu": ("project_rotated",),
     "quantized_wgmma.cu": ("quantized_wgmma",),
     "qkv_projection_quantized_wgmma.cu": ("project_qkv_quantized_wgmma",),
 }

@@ -270,12 +270,12 @@ struct QuantizedProducts {
 
 // A block computes 16 outputs of eight tokens, and its warps split K as in project_skinny, so that the summation order
 // of a token does not depend on the batch. Dynamic shared memory: the rings of all warps, then
-// float[warps][kWeights][8][17]. `tile` is the block's tile of 16 outputs.
-template <class T, int kBits, AffineTerm kTerm, int kWeights>
-__device__ __forceinline__ void quantized_gemv(
-    const Results<T>& results, const Inputs<T>& x,
-    const typename QuantizedWeight<T, kBits, kTerm>::Params (&params)[kWeights],
-    int tile = static_cast<int>(blockIdx.y)) {
+// float[warps][kWeights][8][17]. `tiles` are the tiles of 16 outputs of the first and the last weight;
+// `store(accumulators, memory of the sums, first token)` adds what the warps have.
+template <class T, int kBits, AffineTerm kTerm, int kWeights, class Store>
+__device__ __forceinline__ void quantized_gemv_of_tiles(
+    const Inputs<T>& x, const typename QuantizedWeight<T, kBits, kTerm>::Params (&params)[kWeights],
+    const int (&tiles)[2], const Store& store) {
   using WeightTile = QuantizedWeight<T, kBits, kTerm>;
   using Staged = StagedGroup<kBits, kTerm>;
   using Products = QuantizedProducts<T, kBits, kTerm, kWeights>;
@@ -289,7 +289,7 @@ __device__ __forceinline__ void quantized_gemv(
   unsigned char* const ring = memory + warp_index() * kRingBytes;
   const SharedAddress ring_address = shared_address(ring);
   int group = warp_index();
-  QuantizedSource<T, kBits, kTerm> sources[2] = {{params[0], tile, group}, {params[kWeights - 1], tile, group}};
+  QuantizedSource<T, kBits, kTerm> sources[2] = {{params[0], tiles[0], group}, {params[kWeights - 1], tiles[1], group}};
   // Issues one commit group of copies, empty beyond the last group.
   const auto begin_copy = [&](int offset, int group) {
     if (group < num_groups) {
@@ -309,7 +309,7 @@ __device__ __forceinline__ void quantized_gemv(
   const int token = static_cast<int>(blockIdx.x) * kTileTokens;
   const AlignedInputs<T> rows(x, token + lane_index() / 4);
   const bool is_chunk_block = params[0].log2_chunks == 0;
-  Products products({x.size, x.num_tokens, results.num_outputs, params[0].num_blocks});
+  Products products({x.size, x.num_tokens, params[0].num_outputs, params[0].num_blocks});
   // Inputs are loaded two groups ahead, too.
   Frag8<T> inputs[2][kGroupChunks];
   rows.load_group(inputs[0], group * kGroupInputs);
@@ -347,7 +347,18 @@ __device__ __forceinline__ void quantized_gemv(
     }
   }
   using Sums = float[kWeights][kTileTokens * kSumsStride];
-  store_sums(results, products.sums, reinterpret_cast<Sums*>(memory + num_warps * kRingBytes), token, tile);
+  store(products.sums, reinterpret_cast<Sums*>(memory + num_warps * kRingBytes), token);
+}
+
+// The same tile of all weights, stored as `results`.
+template <class T, int kBits, AffineTerm kTerm, int kWeights>
+__device__ __forceinline__ void quantized_gemv(
+    const Results<T>& results, const Inputs<T>& x,
+    const typename QuantizedWeight<T, kBits, kTerm>::Params (&params)[kWeights],
+    int tile = static_cast<int>(blockIdx.y)) {
+  quantized_gemv_of_tiles<T, kBits, kTerm, kWeights>(
+      x, params, {tile, tile},
+      [&](const auto& accumulators, auto* sums, int token) { store_sums(results, accumulators, sums, token, tile); });
 }
 
 }  // namespace aether

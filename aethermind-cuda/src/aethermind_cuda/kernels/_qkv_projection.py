@@ -16,13 +16,22 @@ from aethermind_cuda.kernels._quantized_wgmma import quantized_wgmma_bytes, take
 from aethermind_cuda.launch import Call, DeviceArray, DeviceFacts, Launch
 from aethermind_cuda.quantized_weights import GROUP_CHUNKS, QuantizedLayout
 
-__all__ = ["max_fused_tokens", "qkv_projection", "qkv_wgmma_bytes", "qkv_wgmma_projection", "takes_qkv_wgmma"]
+__all__ = [
+    "max_fused_tokens",
+    "qkv_projection",
+    "qkv_rope_projection",
+    "qkv_wgmma_bytes",
+    "qkv_wgmma_projection",
+    "takes_qkv_wgmma",
+]
 
 _DENSE = Projection("qkv_projection", num_weights=1, group_chunks=2, max_skinny_tokens=32)
 _QUANTIZED = Projection("qkv_projection_quantized", num_weights=1, group_chunks=GROUP_CHUNKS)
 _FLOAT8 = Projection("qkv_projection_float8", num_weights=1, group_chunks=GROUP_CHUNKS)
 _TILE_OUTPUTS = 16
 _SUM_THREADS = 256
+_ROTATED_WARPS = 8
+"""Blocks of two tiles of a head are about as many as multiprocessors: one has to have enough bytes in flight."""
 
 
 class _QkvProjection(ctypes.Structure):
@@ -32,6 +41,17 @@ class _QkvProjection(ctypes.Structure):
         *((name, ctypes.c_void_p * 3) for name in ("outputs", "weights", "biases")),
         ("x", ctypes.c_void_p),
         *((name, ctypes.c_int) for name in ("num_tokens", "num_outputs", "num_kv_outputs", "num_inputs")),
+    ]
+
+
+class _RotatedProjection(ctypes.Structure):
+    """`RotatedProjection` of csrc/qkv_rope_quantized.cu."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p * 3) for name in ("outputs", "weights", "biases")),
+        *((name, ctypes.c_void_p) for name in ("x", "rope_table", "slot_mapping")),
+        *((name, ctypes.c_int) for name in ("num_tokens", "num_inputs", "num_heads", "num_kv_heads", "head_dim")),
+        *((name, ctypes.c_int) for name in ("block_size", "num_blocks", "log2_chunks", "term")),
     ]
 
 
@@ -47,6 +67,35 @@ def _parameters(calls: Sequence[Call]) -> _QkvProjection:
     addresses = (_addresses(outputs), _addresses(weights), _addresses(biases))
     widths = [out.shape[1] for out in outputs[:2]]
     return _QkvProjection(*addresses, x.address, x.shape[0], *widths, x.shape[1])
+
+
+def qkv_rope_projection(linear: Kernel, call: Call) -> Launch | None:
+    """The launch of a whole `qkv_rope_cache_write` of few tokens (csrc/qkv_rope_quantized.cu).
+
+    None where weights are not quantised to integers, heads have norms or do not rotate as a whole, or x has other rows
+    than of whole vectors: such kernels have an epilogue of their own. It is batch-invariant.
+    """
+    format, (x, *weights) = _format_of(linear), call.inputs[:4]
+    *biases, q_norm, k_norm, table, slots, k_cache, v_cache = call.inputs[4:13]
+    q = call.outputs[0]
+    num_tokens, num_heads, head_dim = q.shape
+    is_whole = table is not None and table.shape[1] == head_dim and not head_dim % (2 * _TILE_OUTPUTS)
+    if format in (None, FP8) or q_norm is not None or k_norm is not None or not is_whole:
+        return None
+    assert format is not None
+    assert x is not None
+    assert k_cache is not None
+    _, num_kv_heads, block_size, _ = k_cache.shape
+    outputs, num_inputs = (num_heads + 2 * num_kv_heads) * head_dim, x.shape[1]
+    layout = QuantizedLayout(format, (num_heads * head_dim, num_inputs))
+    parameters = _RotatedProjection(
+        *(_addresses(arrays) for arrays in ((q, k_cache, v_cache), weights, biases)),
+        *(None if array is None else array.address for array in (x, table, slots)),
+        *(num_tokens, num_inputs, num_heads, num_kv_heads, head_dim, block_size),
+        *(layout.num_blocks, layout.log2_chunks, layout.affine_term),
+    )
+    sizes = num_tokens, outputs // 2, num_inputs
+    return quantized_gemv("qkv_rope_quantized", format, sizes, (parameters,), x, 2, _ROTATED_WARPS)
 
 
 def takes_qkv_wgmma(linear: Kernel, x: DeviceArray, device: DeviceFacts) -> bool:

@@ -1,6 +1,7 @@
 """qkv_rope_cache_write and its quantised form: the QKV projections, and one kernel as their epilogue.
 
-Few tokens are projected in one launch; many by a `linear` kernel per weight, or by one cuBLASLt product where the
+Few tokens are projected in one launch, which is also the epilogue where weights are quantised and heads have no norms;
+many by a `linear` kernel per weight, or by one cuBLASLt product where the
 weights are adjacent. There is one kernel per `linear` kernel, so that weights of every format are projected as in
 `linear`.
 """
@@ -22,6 +23,7 @@ from aethermind_cuda.kernels._heads import MAX_HEAD_DIM, ROWS_PER_BLOCK, THREADS
 from aethermind_cuda.kernels._qkv_projection import (
     max_fused_tokens,
     qkv_projection,
+    qkv_rope_projection,
     qkv_wgmma_bytes,
     qkv_wgmma_projection,
     takes_qkv_wgmma,
@@ -32,6 +34,8 @@ from aethermind_cuda.launch import Call, DeviceArray, Launch, Work
 __all__ = ["KERNELS"]
 
 _K_CACHE = 11
+_NUM_INPUTS = 13
+"""Those of the operator whose cache is not quantised."""
 _ALIGNMENT = 256
 _VECTOR_BYTES = 16
 
@@ -92,6 +96,10 @@ def _launches(projection: Kernel) -> Callable[[Call], Iterator[Work]]:
         if stacked is not None:
             yield stacked[0]
         elif num_tokens <= max_fused or projection.is_batch_invariant:
+            whole = qkv_rope_projection(projection, call) if len(call.inputs) == _NUM_INPUTS else None
+            if whole is not None:
+                yield whole
+                return
             yield project_fused(calls)
         elif call.inputs[0] is not None and takes_qkv_wgmma(projection, call.inputs[0], call.device):
             yield from qkv_wgmma_projection(projection, calls)
