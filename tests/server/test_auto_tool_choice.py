@@ -13,12 +13,14 @@ import jsonschema
 import numpy as np
 import openai
 import pytest
+from tests.core.text import test_tool_call_probe as probe
 from tests.server.conftest import serving
 
 from aethermind import LLM, Runtime
 from aethermind.sampling.guidance import Grammars
 from aethermind.sampling.structural_tags import TriggeredGuide
 from aethermind.server.openai.tools import Tool, auto_constraint
+from aethermind.text import tool_call_probe
 from aethermind.text.answer_format import (
     DEEPSEEK_CALLS,
     HERMES_CALLS,
@@ -210,6 +212,39 @@ def test_tools_that_are_not_strict_have_any_object(tokenizer: Tokenizer, grammar
     assert constraint is not None
     output = tokenizer.encode('<tool_call>\n{"name": "get_weather", "arguments": {"town": 1}}')
     assert grammars.guide(constraint).is_active(output)
+
+
+@pytest.mark.parametrize(
+    ("template", "calls"),
+    [
+        pytest.param(probe.CHATML.replace("CALL", probe.HERMES), HERMES_CALLS, id="hermes"),
+        pytest.param(probe.CHATML.replace("CALL", probe.QWEN3_CODER), HERMES_CALLS, id="qwen3_coder"),
+        pytest.param(probe.CHATML.replace("CALL", probe.GLM), HERMES_CALLS, id="glm"),
+        pytest.param(probe.MISTRAL_V3, MISTRAL_CALLS, id="mistral_v3"),
+        pytest.param(probe.MISTRAL_V11, MISTRAL_CALLS, id="mistral_v11"),
+        pytest.param(probe.DEEPSEEK_R1, DEEPSEEK_CALLS, id="deepseek_r1"),
+    ],
+)
+def test_calls_as_chat_templates_write_them_are_within_the_constraint(
+    tokenizer: Tokenizer, grammars: Grammars, template: str, calls: CallSyntax
+) -> None:
+    """The model was trained to write calls so: no token of them may be excluded."""
+    templated = tokenizer.with_chat_template(template)
+    format = AnswerFormat().for_tokens(templated)
+    tools = [Tool.model_validate(tool) for tool in tool_call_probe._TOOLS]
+    (answer,) = tool_call_probe.probe_tool_calls(templated, format)
+    constraint = auto_constraint(tools, format, is_thinking=False)
+    assert constraint is not None
+    guide, output, mask = grammars.guide(constraint), [], np.zeros((2048 + len(ADDED) + 31) // 32, np.int32)
+    num_constrained = 0
+    token_ids = tokenizer.encode(answer.text.removesuffix("</s>").replace("\\u00e8", "è"))
+    for token_id in token_ids:
+        guide.fill(output, mask)
+        num_constrained += guide.is_active(output)
+        assert int(mask[token_id // 32]) >> (token_id % 32) & 1, shown(tokenizer, output)
+        output.append(token_id)
+    assert num_constrained > 0.8 * len(token_ids)
+    assert calls.opening in answer.text
 
 
 WORD_CALLS = '{"name": "NAME", "arguments": JSON}'

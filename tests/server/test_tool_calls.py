@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -340,3 +341,15 @@ def test_the_token_count_with_tools_equals_the_usage(address: str, extra: dict[s
     assert (tokens != plain) == ("tool_choice" not in extra)
     assert refused.status_code == 400
     assert "goes with messages" in refused.text
+
+
+def test_a_template_whose_calls_are_not_read_is_warned_of_at_load(
+    tmp_path: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    template = b"""{% for tool in tools or () %}{{ tool.function.name }}{% endfor %}{% for m in messages %}
+{{ m.content }}{% for call in m.tool_calls or () %}<fn>{{ call.function|tojson }}</fn>{% endfor %}{% endfor %}"""
+    model = copy_demo(tmp_path / "demo", files={"chat_template.jinja": template})
+    with serving(LLM(model, device="cpu", dtype="float32", runtime=runtime, max_model_len=512)):
+        pass
+    (record,) = [record for record in caplog.records if "Tool calls of demo will not be read" in record.message]
+    assert "aethermind tools check" in record.message

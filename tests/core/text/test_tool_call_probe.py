@@ -8,8 +8,8 @@ import pytest
 import tokenizers
 
 from aethermind.errors import TokenizerError
-from aethermind.text import AnswerFormat, Tokenizer
-from aethermind.text.tool_call_probe import probe_tool_calls
+from aethermind.text import AnswerFormat, Tokenizer, tool_call_probe
+from aethermind.text.tool_call_probe import probe_tool_calls, tool_call_warning
 
 CHATML = """{%- for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content or '' }}{% for call in m.tool_calls or () %}CALL{% endfor %}<|im_end|>
@@ -88,6 +88,8 @@ def test_the_calls_of_a_template_are_read_back(
     assert [answer.found for answer in answers] == [answer.calls for answer in answers]
     assert len(answers) == num_answers
     assert sum(len(answer.calls) for answer in answers) == 2
+    tokenizer = Tokenizer(fast, chat_template="{# tools #}" + template)
+    assert tool_call_warning(tokenizer, format.for_tokens(tokenizer)) is None
 
 
 def test_a_format_that_does_not_fit_the_template(make_fast: Callable[[str], tokenizers.Tokenizer]) -> None:
@@ -102,3 +104,33 @@ def test_a_template_that_refuses_calls(make_fast: Callable[[str], tokenizers.Tok
     template = "{% for m in messages %}{% if m.tool_calls %}{{ raise_exception('no calls') }}{% endif %}{% endfor %}"
     with pytest.raises(TokenizerError, match="no calls"):
         probe_tool_calls(Tokenizer(make_fast("byte_level"), chat_template=template), AnswerFormat())
+
+
+def test_the_warning_says_which_call_is_not_read_and_what_to_do(
+    make_fast: Callable[[str], tokenizers.Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = CHATML.replace("CALL", HERMES.replace("tool_call>", "my_call>"))
+    tokenizer = Tokenizer(make_fast("byte_level"), chat_template="{# tools #}" + unknown)
+    warning = tool_call_warning(tokenizer, AnswerFormat().for_tokens(tokenizer))
+    assert warning is not None
+    assert "a call of get_weather with {'city': 'Rome', 'days': 3, 'metric': True}, and it is not read" in warning
+    assert "<my_call>" in warning
+    assert "--chat-template FILE" in warning
+    monkeypatch.setattr(tool_call_probe, "probe_tool_calls", None)  # the result is kept
+    assert tool_call_warning(tokenizer, AnswerFormat().for_tokens(tokenizer)) == warning
+
+
+def test_a_lost_type_is_a_warning(make_fast: Callable[[str], tokenizers.Tokenizer]) -> None:
+    quoted = HERMES.replace("call.function.arguments|tojson", "call.function.arguments|tojson|replace('3', '\"3\"')")
+    tokenizer = Tokenizer(make_fast("byte_level"), chat_template="{# tools #}" + CHATML.replace("CALL", quoted))
+    warning = tool_call_warning(tokenizer, AnswerFormat().for_tokens(tokenizer))
+    assert warning is not None
+    assert "its arguments are read as {'city': 'Rome', 'days': '3', 'metric': True}" in warning
+
+
+@pytest.mark.parametrize("template", ["{{ messages }}", "{# tools #}{{ messages[0].content }}"])
+def test_templates_that_write_no_calls_are_not_warned_of(
+    make_fast: Callable[[str], tokenizers.Tokenizer], template: str
+) -> None:
+    tokenizer = Tokenizer(make_fast("byte_level"), chat_template=template)
+    assert tool_call_warning(tokenizer, AnswerFormat().for_tokens(tokenizer)) is None

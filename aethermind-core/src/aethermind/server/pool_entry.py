@@ -90,7 +90,9 @@ def engine_process(
         engine = EngineProcess(model, config, runtime=runtime, policy=policy, on_progress=on_progress, launch=launch)
         async with engine:
             served = ServedModel.of_process(name, engine)
-            yield served if chat_template is None else served.with_chat_template(chat_template)
+            if chat_template is not None:
+                served = served.with_chat_template(chat_template)
+            yield served.with_checked_calls()
 
     return opened
 
@@ -111,7 +113,9 @@ def engine_inprocess(
         try:
             async with AsyncEngine(llm.engine) as engine:
                 served = ServedModel.of(name, llm, engine)
-                yield served if chat_template is None else served.with_chat_template(chat_template)
+                if chat_template is not None:
+                    served = served.with_chat_template(chat_template)
+                yield served.with_checked_calls()
         finally:
             await asyncio.to_thread(llm.close)
 

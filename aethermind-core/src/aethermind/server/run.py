@@ -115,7 +115,7 @@ async def running(
             served = [await _start(name, model, stack) for name, model in models.items()]
             if chat_template is not None:
                 served = [model.with_chat_template(chat_template) for model in served]
-            pool = ModelPool.of(served)
+            pool = ModelPool.of([model.with_checked_calls() for model in served])
         only_local = is_loopback(listening.getsockname()[0])
         app = create_app(pool, limits=limits, only_local=only_local, **options)
         limit_send_buffer(listening)

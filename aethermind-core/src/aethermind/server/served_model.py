@@ -10,9 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from aethermind.errors import ContextLengthError
+from aethermind.log import get_logger
 from aethermind.server.openai.errors import ApiError
 from aethermind.text.answer_format import AnswerFormat
 from aethermind.text.chat_template import variables_read
+from aethermind.text.tool_call_probe import tool_call_warning
 
 if TYPE_CHECKING:
     from aethermind.engine.observation.model_info import ModelInfo
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from aethermind.text.tokenizer import Tokenizer
 
 __all__ = ["ServedModel"]
+
+_log = get_logger(__name__)
 
 _MAX_CONTEXT_MULTIPLE = 2
 """Prompts longer than this multiple of max_model_len are rejected early, before all of the text is tokenised.
@@ -67,6 +71,12 @@ class ServedModel:
         variables_read(source)  # compiles the template, so that a syntax error is found at start
         tokenizer = self.tokenizer.with_chat_template(source)
         return replace(self, tokenizer=tokenizer, answer_format=self.answer_format.for_tokens(tokenizer))
+
+    def with_checked_calls(self) -> ServedModel:
+        """The model itself. Logs a warning if calls that its chat template writes will not be read."""
+        if (warning := tool_call_warning(self.tokenizer, self.answer_format)) is not None:
+            _log.warning("Tool calls of %s will not be read: %s", self.name, warning)
+        return self
 
     @property
     def visible_token_ids(self) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aethermind.text.answer_format import AnswerFormat
     from aethermind.text.tokenizer import Tokenizer
 
-__all__ = ["ProbedAnswer", "probe_tool_calls"]
+__all__ = ["ProbedAnswer", "probe_tool_calls", "tool_call_warning"]
 
 Call = tuple[str, dict[str, Any]]
 """A function's name and its arguments."""
@@ -79,6 +79,45 @@ def probe_tool_calls(tokenizer: Tokenizer, format: AnswerFormat) -> list[ProbedA
         return both
     separate = [_probe(tokenizer, format, [call]) for call in _CALLS]  # gpt-oss writes the first call only
     return separate if all(answer.is_right for answer in separate) else both
+
+
+def tool_call_warning(tokenizer: Tokenizer, format: AnswerFormat) -> str | None:
+    """Return why calls of a model will not be read, and what to do; None if they will, or if its chat templates have no
+    tools. Takes milliseconds, and nothing for templates and formats that were checked before.
+    """
+    templates = tuple(tokenizer.chat_templates.values())
+    if not any("tools" in template for template in templates):
+        return None
+    key = (templates, format)
+    if key not in _warnings:
+        if len(_warnings) >= _MAX_WARNINGS:
+            _warnings.clear()
+        _warnings[key] = _warning(tokenizer, format)
+    return _warnings[key]
+
+
+_MAX_WARNINGS = 64
+_warnings: dict[tuple[tuple[str, ...], AnswerFormat], str | None] = {}
+
+
+def _warning(tokenizer: Tokenizer, format: AnswerFormat) -> str | None:
+    try:
+        answers = probe_tool_calls(tokenizer, format)
+    except TokenizerError:
+        return None  # templates for tools may refuse earlier calls; a conversation with one gets their error
+    for answer in answers:
+        if answer.is_right or not all(name in answer.text for name, _ in answer.calls):
+            continue  # some templates leave calls out of the history
+        found = dict(answer.found)
+        name, arguments = next((one for one in answer.calls if found.get(one[0]) != one[1]), answer.calls[0])
+        result = f"its arguments are read as {found[name]}" if name in found else "it is not read as a call"
+        text = " ".join(answer.text.split())
+        return (
+            f"the chat template writes a call of {name} with {arguments}, and {result}: {text[:200]!r}. Serve a chat "
+            "template whose calls are read (--chat-template FILE), or install a package with the model's format (hook "
+            "register_answer_formats). `aethermind tools check MODEL` shows the calls."
+        )
+    return None
 
 
 def _probe(tokenizer: Tokenizer, format: AnswerFormat, calls: Sequence[Call]) -> ProbedAnswer:
