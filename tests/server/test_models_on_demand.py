@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -24,9 +25,13 @@ from aethermind.cli.models import estimate_memory
 from aethermind.cli.served_models import ListedModel, listed_models, model_pool
 from aethermind.cli.settings import ModelPoolOptions, ProcessOptions
 from aethermind.engine.config import EngineConfig
+from aethermind.engine.process import RestartPolicy
+from aethermind.engine.process.supervisor import Child, LaunchProcess
 from aethermind.errors import ConfigError, InvalidArgumentError, SettingsError
 from aethermind.server import ModelPool, ModelSource, ServedModel, Tenants
-from aethermind.server.pool_entry import OpenModel, ProgressCallback, engine_inprocess
+from aethermind.server.pool_entry import OpenModel, ProgressCallback, engine_inprocess, engine_process
+from aethermind.text import Tokenizer, tokenizer_cache, tokenizer_files
+from aethermind.text.mapped_bpe import MappedBpe
 
 THETAS = {"one": 1e4, "two": 1e3, "three": 100.0, "four": 5.0}
 """Bases of the rotary frequencies: they make models that answer differently from one checkpoint."""
@@ -90,6 +95,31 @@ def test_concurrent_requests_get_the_answers_of_lone_models(
     assert list(models) == sorted(THETAS)
     assert sum(status["value"] == "loaded" for status in models.values()) <= 2
     assert all(status["num_loads"] >= 1 for status in models.values())
+
+
+@pytest.mark.parametrize("launch", [Child.launch, None], ids=["on-demand", "always-loaded"])
+def test_a_model_on_demand_maps_its_vocabulary_until_much_text_is_encoded(
+    folder: Path, runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: LaunchProcess | None
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tokenizer_files, "MIN_CACHED_BYTES", 0)
+    with pytest.MonkeyPatch.context() as patch:  # its tables are written now and not at exit
+        patch.setattr(tokenizer_cache, "atexit", SimpleNamespace(register=lambda write: write()))
+        patch.setattr(tokenizer_cache, "_pending", {})
+        alone = Tokenizer.from_directory(folder / "one")
+    options: dict[str, Any] = {"policy": RestartPolicy(0), "runtime": runtime, "launch": launch}
+    opened = engine_process("one", str(folder / "one"), EngineConfig(**SIZES), **options)
+
+    async def scenario() -> None:
+        async with opened(lambda *_: None) as model:
+            fast: Any = model.tokenizer._fast
+            assert isinstance(fast, MappedBpe) == (launch is not None)
+            for text in (*TEXTS, "Once " * 20_000):
+                assert launch is None or fast._library_tokenizer is None
+                assert list((await model.engine.read(text)).token_ids) == alone.encode(text)
+            assert launch is None or fast._library_tokenizer is not None
+
+    asyncio.run(scenario())
 
 
 class Held:

@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -287,6 +289,42 @@ def test_a_file_that_changes_meanwhile_is_not_mixed_up_with_the_old(directory: P
     with pytest.raises(TokenizerError, match="Open the model again"):
         gone.as_json()
     assert gone.decode(gone.encode("Once upon a time")) == "Once upon a time"
+
+
+@pytest.mark.usefixtures("cache")
+def test_much_text_is_encoded_by_tables_if_the_file_has_changed_meanwhile(
+    directory: Path, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mapped_bpe, "_MAX_MAPPED_CHARS", 10)
+    monkeypatch.setattr(mapped_bpe, "_MAX_CACHED_PIECES", 3)
+    theirs, ours = opened(directory), opened(directory)
+    like_gpt2(texts).save(str(directory / "tokenizer.json"))
+    assert [ours.encode(text) for text in texts] == [theirs.encode(text) for text in texts]
+    assert is_mapped(ours)
+    assert [record.message for record in caplog.records if "has changed" in record.message] == [
+        f"Long prompts take more time to encode: {directory / 'tokenizer.json'} has changed since the model was "
+        "opened. Open the model again."
+    ]
+
+
+@pytest.mark.usefixtures("cache")
+def test_threads_read_the_librarys_tokenizer_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, ours = opened(directory), opened(directory)
+    assert isinstance(ours._fast, MappedBpe)
+    read, num_reads, all_wait = ours._fast._read_library_tokenizer, [], Barrier(4)
+
+    def counted() -> tokenizers.Tokenizer:
+        num_reads.append(1)
+        return read()
+
+    def encode(_: int) -> list[int]:
+        all_wait.wait(60)
+        return ours.encode("a" * 5000)
+
+    monkeypatch.setattr(ours._fast, "_read_library_tokenizer", counted)
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(encode, range(4))) == [theirs.encode("a" * 5000)] * 4
+    assert len(num_reads) == 1
 
 
 @pytest.mark.parametrize(

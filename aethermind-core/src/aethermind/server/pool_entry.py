@@ -80,14 +80,25 @@ def engine_process(
     chat_template: ChosenTemplate | None = None,
     launch: LaunchProcess | None = None,
 ) -> OpenModel:
-    """Run the model in an engine process, which `launch` starts (see `EngineProcess`)."""
+    """Run the model in an engine process, which `launch` starts (see `EngineProcess`).
+
+    With `launch` the model is loaded on demand, so that its vocabulary is mapped.
+    """
 
     @asynccontextmanager
     async def opened(on_progress: ProgressCallback) -> AsyncIterator[ServedModel]:
         from aethermind.engine.process import EngineProcess
         from aethermind.server.served_model import ServedModel
 
-        engine = EngineProcess(model, config, runtime=runtime, policy=policy, on_progress=on_progress, launch=launch)
+        engine = EngineProcess(
+            model,
+            config,
+            runtime=runtime,
+            policy=policy,
+            on_progress=on_progress,
+            launch=launch,
+            maps_vocabulary=launch is not None,
+        )
         async with engine:
             served = ServedModel.of_process(name, engine)
             if chat_template is not None:

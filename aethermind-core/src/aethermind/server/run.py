@@ -141,6 +141,7 @@ async def _start(name: str, model: LLM | EngineProcess, stack: AsyncExitStack) -
     """Start a model's engine, which runs until `stack` is closed."""
     if isinstance(model, EngineProcess):
         return ServedModel.of_process(name, await stack.enter_async_context(model))
+    model.tokenizer.load_library_tokenizer()  # now, because no other thread runs while it is read
     return ServedModel.of(name, model, await stack.enter_async_context(AsyncEngine(model.engine)))
 
 

@@ -87,7 +87,6 @@ class ServedModel:
     @classmethod
     def of(cls, name: str, llm: LLM, engine: EngineClient) -> ServedModel:
         """A loaded model that `engine` runs in this process."""
-        llm.tokenizer.load_library_tokenizer()  # loads the full tokenizer now, not at a later request
         compiled = llm.engine.compiled
         vocab_size = compiled.model.config.vocab_size
         format = llm.engine.parts.answer_format.for_tokens(llm.tokenizer)

@@ -18,9 +18,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from aethermind.errors import TokenizerError
 from aethermind.hal.memory import align_up
+from aethermind.log import get_logger
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -33,6 +36,8 @@ __all__ = [
     "has_tables",
     "write_tables",
 ]
+
+_log = get_logger(__name__)
 
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHERS = sorted(frozenset(range(0x100)).difference(_PRINTABLE))
@@ -225,6 +230,9 @@ def _padded(part: bytes) -> bytes:
 _MAX_MAPPED_CHARS = 1 << 16
 """The number of characters after which the library's tokenizer is read, because it is faster."""
 
+_MAX_CACHED_PIECES = 1 << 16
+"""The number of pieces of which the token ids are remembered."""
+
 _MAX_PIECE_CHARS = 256
 """The length in characters of the longest piece that is merged here: the time grows with the square of the length."""
 
@@ -257,13 +265,16 @@ class MappedBpe:
         self._num_chars_left = _MAX_MAPPED_CHARS
         self._ids_of_piece: dict[str, list[int]] = {}
         self._library_tokenizer: FastTokenizer | None = None
+        self._read_lock = Lock()
+        self._is_readable = True
 
     @property
     def library_tokenizer(self) -> FastTokenizer:
         """The library's tokenizer. Once it has been read, it encodes all text."""
-        if self._library_tokenizer is None:
-            self._library_tokenizer = self._read_library_tokenizer()
-        return self._library_tokenizer
+        with self._read_lock:
+            if self._library_tokenizer is None:
+                self._library_tokenizer = self._read_library_tokenizer()
+            return self._library_tokenizer
 
     @property
     def decoder(self) -> Any:
@@ -315,7 +326,7 @@ class MappedBpe:
     def _encode_by_tables(self, text: str) -> list[int] | None:
         """Return the token ids of a text; None where the library should encode it."""
         self._num_chars_left -= len(text)
-        if self._num_chars_left < 0 or self._library_tokenizer is not None:
+        if self._library_tokenizer is not None or (self._num_chars_left < 0 and self._can_read_library_tokenizer()):
             return None
         ids: list[int] = []
         for piece in self._pieces(text):
@@ -326,6 +337,16 @@ class MappedBpe:
             else:
                 return None
         return ids
+
+    def _can_read_library_tokenizer(self) -> bool:
+        """Read the library's tokenizer; False if its file has changed, so that the tables encode the text."""
+        if self._is_readable:
+            try:
+                return self.library_tokenizer is not None
+            except TokenizerError as error:
+                self._is_readable = False
+                _log.warning("Long prompts take more time to encode: %s", error)
+        return False
 
     def _pieces(self, text: str) -> Iterator[int | str]:
         """Yield the ids of added tokens in a text, and the pieces between them in byte-level characters."""
@@ -356,5 +377,7 @@ class MappedBpe:
                 ranks[position - 1] = tables.rank(ids[position - 1], ids[position])
             if position < len(ranks):
                 ranks[position] = tables.rank(ids[position], ids[position + 1])
+        if len(self._ids_of_piece) >= _MAX_CACHED_PIECES:
+            self._ids_of_piece.clear()
         self._ids_of_piece[piece] = ids
         return ids

@@ -65,13 +65,16 @@ class EngineProcess(EngineClient):
         policy: RestartPolicy = _DEFAULT_POLICY,
         on_progress: Callable[[int, int], None] | None = None,
         launch: LaunchProcess | None = None,
+        maps_vocabulary: bool = False,
     ) -> None:
         """`runtime` holds the installed packages, from which this process opens the model's tokenizer. `launch` starts
-        the process, such as `StandbyProcess.launch`.
+        the process, such as `StandbyProcess.launch`. With `maps_vocabulary` the tokenizer's cached tables are used
+        until much text has been encoded, which opens it faster. Otherwise its vocabulary is read at start.
         """
         super().__init__()
         self._model, self._tokenizer = str(model), config.tokenizer
         self._runtime = runtime
+        self._maps_vocabulary = maps_vocabulary
         self._frontend: TokenizerFrontend | None = None
         self._handles: dict[str, int] = {}
         """The handle of each open request, by its name (request id)."""
@@ -172,7 +175,10 @@ class EngineProcess(EngineClient):
         return self._runtime.models.is_missing(self._model)
 
     def _open_frontend(self) -> TokenizerFrontend:
-        return TokenizerFrontend.open(self._runtime or Runtime.boot(), self._model, self._tokenizer)
+        frontend = TokenizerFrontend.open(self._runtime or Runtime.boot(), self._model, self._tokenizer)
+        if not self._maps_vocabulary:
+            frontend.tokenizer.load_library_tokenizer()  # now, because no other thread runs while it is read
+        return frontend
 
     async def _call_utility(self, method: str, **arguments: Any) -> Any:
         """Call one of `UTILITY_METHODS` of the engine between two steps; returns its result or raises its error."""
@@ -292,7 +298,6 @@ class TokenizerFrontend:
         raw = source.config()
         architecture = runtime.architectures.resolve_name(raw, source.path)
         read_tokenizer = source.tokenizer()
-        read_tokenizer.load_library_tokenizer()
         factory = runtime.input_processors.find(architecture)
 
         def open_processor() -> InputProcessor | None:
