@@ -20,14 +20,14 @@ extern "C" __global__ void __launch_bounds__(512, AETHER_SAMPLER_BLOCKS)
   const aether::Row row{logits + index * size, size};
   maxima += index * num_segments;
   const aether::GroupMasses groups{group_maxima + index * num_groups, masses + index * num_groups, num_groups};
-  const uint64_t top_segment = aether::top_segment(maxima, num_segments);
-  const float largest = aether::value_of(top_segment);
   const float temperature = temperatures[index];
   if (threadIdx.x == 0) {
     params = aether::sampling_params_of(temperature, top_k[index], top_p[index], min_p[index], size);
     params.random = uniform[index];
     windows[index].state = aether::RowState::kDone;
   }
+  const uint64_t top_segment = aether::top_segment(maxima, num_segments);
+  const float largest = aether::value_of(top_segment);
   __syncthreads();
   // A fully masked row, or one with NaN, has no distribution; it gets a deterministic token.
   const bool is_random = temperature > 0.0f && isfinite(largest);

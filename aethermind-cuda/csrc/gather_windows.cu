@@ -5,7 +5,7 @@
 #include "common/window_gather.cuh"
 
 // ranks[rows, capacity]: the elements of the windows of every row.
-extern "C" __global__ void __launch_bounds__(aether::kGatherWarps* aether::kWarpSize, 4)
+extern "C" __global__ void __launch_bounds__(aether::kGatherWarps* aether::kWarpSize, 5)
     gather_windows(aether::Windows* windows, unsigned long long* ranks, const float* logits, const float* temperatures,
                    const unsigned* maxima, int size, int segment, int num_segments, int capacity) {
   aether::begin_kernel();

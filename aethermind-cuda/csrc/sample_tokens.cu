@@ -17,9 +17,6 @@ extern "C" __global__ void __launch_bounds__(512, AETHER_SAMPLER_BLOCKS)
   powers.fill();
   aether::wait_for_predecessor();
   const int64_t index = blockIdx.x;
-  if (windows_of_rows[index].state == aether::RowState::kDone) {
-    return;
-  }
   if (threadIdx.x == 0) {
     windows = windows_of_rows[index];
     params = aether::sampling_params_of(temperatures[index], top_k[index], top_p[index], min_p[index], size);
@@ -28,6 +25,9 @@ extern "C" __global__ void __launch_bounds__(512, AETHER_SAMPLER_BLOCKS)
     params.min_p_bits = windows.min_p_bits;
   }
   __syncthreads();
+  if (windows.state == aether::RowState::kDone) {
+    return;
+  }
   ranks += index * capacity;
   const float largest = windows.largest;
   const aether::SoftmaxWeights softmax(powers, aether::SoftmaxScale(params.temperature), largest,

@@ -182,24 +182,28 @@ struct PrefixSum {
   uint64_t total;
 };
 
-__device__ __forceinline__ PrefixSum block_prefix_sum(uint64_t value) {
-  __shared__ unsigned long long partial[kWarpSize];
-  uint64_t sum = value;
+// The sum over the lanes through this one.
+__device__ __forceinline__ uint64_t warp_prefix_sum(uint64_t sum) {
   for (int distance = 1; distance < kWarpSize; distance *= 2) {
     const uint64_t other = __shfl_up_sync(kFullWarp, static_cast<unsigned long long>(sum), distance);
     sum += lane_index() >= distance ? other : 0;
   }
+  return sum;
+}
+
+__device__ __forceinline__ PrefixSum block_prefix_sum(uint64_t value) {
+  __shared__ unsigned long long partial[kWarpSize];
+  const uint64_t sum = warp_prefix_sum(value);
   __syncthreads();  // `partial` of an earlier call may still be read
   if (lane_index() == kWarpSize - 1) {
     partial[warp_index()] = sum;
   }
   __syncthreads();
-  PrefixSum result{sum - value, 0};
-  for (int warp = 0; warp < static_cast<int>(blockDim.x) / kWarpSize; ++warp) {
-    result.before += warp < warp_index() ? partial[warp] : 0;
-    result.total += partial[warp];
-  }
-  return result;
+  const int num_warps = static_cast<int>(blockDim.x) / kWarpSize;
+  const uint64_t own = lane_index() < num_warps ? partial[lane_index()] : 0;
+  const unsigned long long of_warps = warp_prefix_sum(own);
+  const uint64_t before_warp = __shfl_sync(kFullWarp, of_warps - own, warp_index());
+  return {before_warp + sum - value, __shfl_sync(kFullWarp, of_warps, kWarpSize - 1)};
 }
 
 // The smallest running sum that exceeds `fraction` of `total`; `fraction` is below 1.

@@ -28,7 +28,7 @@ _WINDOWS_INTS = 7
 _MAX_WINDOW_ELEMENTS = 16384
 _MIN_WINDOW_ELEMENTS = 2048
 _SUMMARY_BLOCK = (256, 1, 1)
-_SUMMARY_BLOCKS, _GATHER_BLOCKS = 6, 4
+_SUMMARY_BLOCKS, _GATHER_BLOCKS = 6, 5
 """Blocks that a multiprocessor holds of the kernels that read rows, by their registers and shared memory."""
 _WAVES = 2
 _ALIGNMENT = 256
