@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,16 @@ from aethermind.server import ModelPool
 from aethermind.server.pool_entry import ModelSource
 from aethermind.server.served_model import ServedModel
 
-__all__ = ["DEFAULT", "MODEL", "answer_to", "scripted_server"]
+__all__ = [
+    "DEFAULT",
+    "MODEL",
+    "TEMPLATE",
+    "ScriptedEngine",
+    "answer_to",
+    "scripted_model",
+    "scripted_server",
+    "serving_scripted",
+]
 
 MODEL = "scripted"
 DEFAULT = "All is well."
@@ -46,25 +55,27 @@ TEMPLATE = """
 {% for tool in tools %}{{ tool | tojson }}
 {% endfor %}</tools><|im_end|>
 {% endif %}
+{%- set asked = namespace(last=-1) %}
+{%- for message in messages %}{% if message.role == "user" %}{% set asked.last = loop.index0 %}{% endif %}{% endfor %}
 {%- for message in messages %}<|im_start|>{{ message.role }}
-{% if message.reasoning_content %}<think>
+{% if message.reasoning_content and loop.index0 > asked.last %}<think>
 {{ message.reasoning_content }}
 </think>
 
 {% endif %}{{ text(message.content) }}
-{%- for call in message.tool_calls or () %}
-<tool_call>
+{%- for call in message.tool_calls or () %}{{ "\n" if message.content or not loop.first }}<tool_call>
 {{ {"name": call.function.name, "arguments": call.function.arguments} | tojson }}
 </tool_call>
 {%- endfor %}<|im_end|>
 {% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-"""A template in the manner of Qwen's."""
+"""A template in the manner of Qwen's: the reasoning before the last question is dropped."""
 
 _TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 _SCRIPT = re.compile(r"script:([A-Za-z0-9_-]+=*);")
-_SHAPES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
+_SHAPES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+_SHAPES |= {"num_attention_heads": 1, "num_key_value_heads": 1}
 _MAX_MODEL_LEN = 131072
 
 
@@ -86,21 +97,16 @@ def grammar_of(answer: str) -> str:
     return "start: " + " ".join(part if part in _TAGS else json.dumps(part, ensure_ascii=False) for part in parts)
 
 
-def scripted_llm(folder: Path) -> LLM:
-    """A random model in `folder`, with the demo model's tokenizer and the tags of reasoning and calls as tokens."""
+def scripted_model(folder: Path, config: Mapping[str, Any] | None = None, template: str = TEMPLATE) -> Path:
+    """The directory of a tiny model, with the demo model's tokenizer and the tags of reasoning and calls as tokens."""
     tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
     first = max(token["id"] for token in tokenizer["added_tokens"]) + 1
-    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    tokenizer["added_tokens"] += [
-        {"id": first + number, "content": tag, **plain, "special": False} for number, tag in enumerate(_TAGS)
-    ]
-    config = {**_SHAPES, "num_key_value_heads": 1, "vocab_size": first + len(_TAGS)}
-    config["max_position_embeddings"] = _MAX_MODEL_LEN
-    files = {"tokenizer.json": json.dumps(tokenizer).encode(), "chat_template.jinja": TEMPLATE.encode()}
-    settings = json.loads((DEMO / "tokenizer_config.json").read_text())
-    files["tokenizer_config.json"] = json.dumps({**settings, "chat_template": TEMPLATE}).encode()
-    model = copy_demo(folder / "model", config, files)
-    return LLM(model, device="cpu", load_format="dummy", max_model_len=_MAX_MODEL_LEN, max_num_seqs=8)
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    tokenizer["added_tokens"] += [{"id": first + number, "content": tag, **plain} for number, tag in enumerate(_TAGS)]
+    shapes = {**_SHAPES, "vocab_size": first + len(_TAGS), "max_position_embeddings": _MAX_MODEL_LEN}
+    settings = {**json.loads((DEMO / "tokenizer_config.json").read_text()), "chat_template": template}
+    files = {"tokenizer.json": json.dumps(tokenizer).encode(), "tokenizer_config.json": json.dumps(settings).encode()}
+    return copy_demo(folder / "model", {**shapes, **(config or {})}, files)
 
 
 class ScriptedEngine(AsyncEngine):
@@ -118,16 +124,25 @@ class ScriptedEngine(AsyncEngine):
 
 
 @contextmanager
-def scripted_server(**options: Any) -> Iterator[str]:
-    """Run the server; yields its address. `options` are those of `running`."""
-    with TemporaryDirectory() as folder, scripted_llm(Path(folder)) as llm:
+def serving_scripted(llm: LLM, engine_class: type[ScriptedEngine] = ScriptedEngine, **options: Any) -> Iterator[str]:
+    """Serve a model whose answers are scripted; yields the address. `options` are those of `running`."""
 
-        @asynccontextmanager
-        async def opened(_: object) -> AsyncIterator[ServedModel]:
-            async with ScriptedEngine(llm.engine) as engine:
-                yield ServedModel.of(MODEL, llm, engine)
+    @asynccontextmanager
+    async def opened(_: object) -> AsyncIterator[ServedModel]:
+        async with engine_class(llm.engine) as engine:
+            yield ServedModel.of(MODEL, llm, engine)
 
-        with serving(ModelPool([ModelSource(MODEL, opened, loads_at_start=True)]), **options) as address:
+    with serving(ModelPool([ModelSource(MODEL, opened, loads_at_start=True)]), **options) as address:
+        yield address
+
+
+@contextmanager
+def scripted_server() -> Iterator[str]:
+    """Run a server with a long context; yields its address."""
+    with TemporaryDirectory() as folder:
+        options: dict[str, Any] = {"device": "cpu", "load_format": "dummy", "max_num_seqs": 8}
+        model = scripted_model(Path(folder))
+        with LLM(model, max_model_len=_MAX_MODEL_LEN, **options) as llm, serving_scripted(llm) as address:
             yield address
 
 

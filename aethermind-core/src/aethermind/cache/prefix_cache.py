@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import accumulate
 from typing import Protocol
@@ -192,6 +192,13 @@ class HashedPrefixCache:
     def key_of(self, block: int) -> bytes:
         """Return the key of a cached block."""
         return self._by_block[block].key
+
+    def ancestors(self, block: int) -> Iterator[int]:
+        """Iterate over the cached blocks before a block of group 0, from the last to the first."""
+        parent = self._by_block[block].parent
+        while isinstance(parent, CachedBlock) and self._by_key.get(parent.key) is parent:
+            yield parent.block
+            parent = parent.parent
 
     def match(self, token_ids: Sequence[int], extra_key: bytes = b"") -> list[int]:
         """Return the full blocks of the longest cached prefix of `token_ids`, in order, without a new reference.

@@ -18,15 +18,17 @@ whenever a step ends at a boundary, in place of the one before; the scheduler le
 blocks of the sequence are published, so is its snapshot, under the last block before it. A new sequence continues from
 the longest cached prefix that ends at a snapshot. (vLLM: `mamba_cache_mode="align"`; SGLang: `MambaRadixCache`.)
 
-Snapshots are in the last slots of the state tensors. A new one replaces the least recently used one, and one
-whose block leaves the prefix cache is dropped. A KV store has published snapshots beside blocks: `listener` receives
-them, and `add` takes one that was fetched.
+Snapshots are in the last slots of the state tensors. If all are taken, a new one replaces the one whose loss costs
+least: few tokens since the snapshot before it, and not used for long (Cao and Irani's GreedyDual-Size, 1997). So a
+conversation with many turns loses its intermediate snapshots before its first ones, from which edited and parallel
+conversations continue. A snapshot whose block leaves the prefix cache is dropped. A KV store has published snapshots
+beside blocks: `listener` receives them, and `add` takes one that was fetched.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
@@ -138,17 +140,35 @@ class StateSlots:
             free.append(slot)
 
 
-class StateSnapshots:
-    """The snapshots of one cache; the `PrefixCacheListener` of its prefix cache. Not thread-safe."""
+@dataclass(slots=True)
+class _Snapshot:
+    """A published snapshot: its slot, the blocks since the snapshot before it, and the age of its last use."""
 
-    __slots__ = ("_block_size", "_by_block", "_free", "_prefix_cache", "_slots", "listener")
+    slot: int
+    num_blocks: int
+    age: int
+
+    @property
+    def priority(self) -> int:
+        """The snapshot of lowest priority is evicted first."""
+        return self.age + self.num_blocks
+
+
+class StateSnapshots:
+    """The snapshots of one cache; the `PrefixCacheListener` of its prefix cache. Not thread-safe.
+
+    `_age` is the priority of the last snapshot that was evicted, so that those which are used later come after it.
+    """
+
+    __slots__ = ("_age", "_block_size", "_by_block", "_free", "_prefix_cache", "_slots", "listener")
 
     def __init__(self, spec: KVCacheSpec, slots: StateSlots, prefix_cache: HashedPrefixCache) -> None:
         self._slots = slots
         self._prefix_cache = prefix_cache
         self._block_size = spec.block_size
         self._free = list(range(spec.num_slots - spec.num_snapshots, spec.num_slots))
-        self._by_block: OrderedDict[int, int] = OrderedDict()
+        self._by_block: dict[int, _Snapshot] = {}
+        self._age = 0
         prefix_cache.listeners.append(self)
         self.listener: PrefixCacheListener | None = None
         """Receives snapshots that are published and dropped, as slots under the keys of their last blocks."""
@@ -159,8 +179,9 @@ class StateSnapshots:
 
     def restore(self, block: int) -> int:
         """Take a state slot for a copy of the snapshot at the end of `block`; the null slot if none is free."""
-        self._by_block.move_to_end(block)
-        return self._slots.copy(self._by_block[block])
+        snapshot = self._by_block[block] = self._by_block.pop(block)  # last among equal priorities
+        snapshot.age = self._age
+        return self._slots.copy(snapshot.slot)
 
     def last_of(self, sequence: CachedSequence, num_tokens: int) -> tuple[int, int]:
         """Return the last snapshot among a sequence's first `num_tokens` tokens: how many tokens it stands for, and its
@@ -170,7 +191,9 @@ class StateSnapshots:
         num_blocks = self.longest_prefix(blocks)
         if num_blocks * self._block_size < sequence.num_snapshot_tokens <= num_tokens:
             return sequence.num_snapshot_tokens, sequence.snapshot
-        return (num_blocks * self._block_size, self._by_block[blocks[num_blocks - 1]]) if num_blocks else (0, NULL_SLOT)
+        if not num_blocks:
+            return 0, NULL_SLOT
+        return num_blocks * self._block_size, self._by_block[blocks[num_blocks - 1]].slot
 
     def take(self, sequence: CachedSequence) -> None:
         """Copy the state of a sequence, whose last block is full, unless all slots hold unpublished snapshots."""
@@ -196,8 +219,9 @@ class StateSnapshots:
             return
         blocks = self._prefix_cache.match(token_ids[:num_tokens], sequence.extra_key)
         if len(blocks) * self._block_size == num_tokens and blocks[-1] not in self._by_block:
-            self._by_block[blocks[-1]] = slot = sequence.snapshot
+            slot = sequence.snapshot
             sequence.snapshot, sequence.num_snapshot_tokens = NULL_SLOT, 0
+            self._add(blocks, slot)
             if self.listener is not None:
                 self.listener.block_cached(self._prefix_cache.key_of(blocks[-1]), slot)
 
@@ -210,13 +234,38 @@ class StateSnapshots:
         if not blocks or len(blocks) * self._block_size != len(token_ids) or blocks[-1] in self._by_block:
             return NULL_SLOT
         if (slot := self._allocate()) != NULL_SLOT:
-            self._by_block[blocks[-1]] = slot
+            self._add(blocks, slot)
         return slot
+
+    def _add(self, blocks: Sequence[int], slot: int) -> None:
+        """Add a snapshot at the end of a cached prefix."""
+        num_blocks = len(blocks) - self.longest_prefix(blocks[:-1])
+        self._by_block[blocks[-1]] = _Snapshot(slot, num_blocks, self._age)
 
     def _allocate(self) -> int:
         if not self._free and self._by_block:
-            self.block_evicted(next(iter(self._by_block)))
+            self._evict()
         return self._free.pop() if self._free else NULL_SLOT
+
+    def _evict(self) -> None:
+        """Evict the snapshot of lowest priority. Priorities grow when snapshots before were evicted."""
+        while True:
+            block, snapshot = min(self._by_block.items(), key=lambda item: item[1].priority)
+            num_blocks = self._num_blocks_since_snapshot(block)
+            if num_blocks <= snapshot.num_blocks:
+                break
+            snapshot.num_blocks = num_blocks
+        self._age = snapshot.priority
+        self.block_evicted(block)
+
+    def _num_blocks_since_snapshot(self, block: int) -> int:
+        """Return how many blocks end at `block` and come after the snapshot before it, or make up its prefix."""
+        count = 1
+        for parent in self._prefix_cache.ancestors(block):
+            if parent in self._by_block:
+                break
+            count += 1
+        return count
 
     def drop(self, sequence: CachedSequence) -> None:
         """Drop the snapshot of a sequence that is not published."""
@@ -229,7 +278,7 @@ class StateSnapshots:
 
     def block_evicted(self, block: int) -> None:
         """Drop the snapshot at the end of a block that leaves the prefix cache."""
-        if (slot := self._by_block.pop(block, None)) is not None:
-            self._free.append(slot)
+        if (snapshot := self._by_block.pop(block, None)) is not None:
+            self._free.append(snapshot.slot)
             if self.listener is not None:
-                self.listener.block_evicted(slot)
+                self.listener.block_evicted(snapshot.slot)

@@ -361,15 +361,25 @@ def publish_prefix(cache: KVCache, decision: ScheduleDecision) -> None:
     """Publish the prompts that a step has computed to the prefix cache while their requests still run.
 
     A prompt that takes several steps is published when it is complete, and each time its computed length passes a power
-    of two, because publishing hashes it from its beginning. If sliding windows free blocks, it is published after each
-    step, because its next step may free blocks that another sequence could reuse. Outputs are published when requests
-    end.
+    of two, because publishing hashes it from its beginning; with recurrent layers also at a quarter, a half and three
+    quarters between two powers, because prefixes are shared up to snapshots only. If sliding windows free blocks, it is
+    published after each step, because its next step may free blocks that another sequence could reuse. Outputs are
+    published when requests end.
     """
     frees_blocks = cache.num_groups > 1
+    num_bits = 3 if cache.is_recurrent else 1
     for request, num_tokens, _ in decision.scheduled:
         after = request.num_computed_tokens
         before = after - num_tokens
         is_complete = before < request.num_prompt_tokens <= after
-        has_doubled = after < request.num_prompt_tokens and after.bit_length() > before.bit_length()
-        if is_complete or has_doubled or (frees_blocks and before < request.num_prompt_tokens):
+        has_grown = after < request.num_prompt_tokens and _leading_bits(after, num_bits) != _leading_bits(
+            before, num_bits
+        )
+        if is_complete or has_grown or (frees_blocks and before < request.num_prompt_tokens):
             cache.publish(request.request_id, request.all_token_ids)
+
+
+def _leading_bits(number: int, count: int) -> int:
+    """Return a number with all bits cleared but the leading `count`."""
+    shift = max(number.bit_length() - count, 0)
+    return number >> shift << shift
