@@ -11,6 +11,7 @@ The model is random and tiny. It writes an answer because a constraint, as of `s
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import re
@@ -113,7 +114,9 @@ class ScriptedEngine(AsyncEngine):
     """An engine whose requests write the answers of their prompts' scripts."""
 
     async def _add(self, name: str, prompt: EnginePrompt, params: SamplingParams, *others: Any) -> None:
-        if prompt.is_chat and params.structured_outputs is None:
+        if prompt.is_chat and (params.structured_outputs is None or params.structured_outputs.structural_tag):
+            if (compiling := self._engine.prepare(params)) is not None:
+                await asyncio.wrap_future(compiling)  # an error if the declared tools make no constraint
             params = replace(
                 params,
                 structured_outputs=StructuredOutputs(grammar=grammar_of(answer_to(prompt.text or ""))),
