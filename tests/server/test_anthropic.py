@@ -283,6 +283,9 @@ def test_what_claude_code_sends_is_accepted(claude: anthropic.Anthropic, http: h
     assert claude.beta.messages.create(**{**ASK, "max_tokens": 2}, betas=["x"]).usage.output_tokens == 2
 
 
+TOOL_USE = {"type": "tool_use", "id": "toolu_1", "name": "weather"}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -295,7 +298,11 @@ def test_what_claude_code_sends_is_accepted(claude: anthropic.Anthropic, http: h
         ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, r"messages.0.content.0: type should be one"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, r".*reads text only"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "", "name": "", "input": {}}]}]}, r".*"),
-        ({"messages": [*MESSAGES, {"role": "assistant", "content": "I"}]}, r"The last message is the assistant's"),
+        ({"messages": [*MESSAGES, {"role": "assistant", "content": "I "}]}, r"The final assistant content cannot end"),
+        (
+            {"messages": [*MESSAGES, {"role": "assistant", "content": [{**TOOL_USE, "input": {}}]}]},
+            r"The last message is the assistant's and does not end with text",
+        ),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, r"tools has one of type 'web_search_"),
         ({"tool_choice": {"type": "any"}}, r"tool_choice asks for a call"),
         ({"tool_choice": {"type": "tool"}}, r"tool_choice of type tool has no name"),

@@ -56,16 +56,11 @@ NEUTRAL = {
 """Values that ask for the default behaviour."""
 
 WOULD_CHANGE = {
-    "skip_special_tokens": False,
     "include_stop_str_in_output": True,
-    "add_generation_prompt": False,
-    "continue_final_message": True,
     "best_of": 3,
     "length_penalty": 0.8,
     "use_beam_search": True,
-    "suffix": "the end",
-    "guided_json": {"type": "object"},
-    "guided_choice": ["yes", "no"],
+    "guided_decoding_backend": "xgrammar",
     "repeat_penalty": 1.1,
     "n_predict": 12,
     "max_new_tokens": 12,
@@ -164,8 +159,8 @@ def test_a_foreign_field_that_would_change_the_answer_is_a_400(kind: type[Strict
 
 
 def test_the_error_of_a_foreign_field_names_the_replacement(http: httpx.Client) -> None:
-    error = http.post("/v1/completions", json={**COMPLETION, "guided_choice": ["a", "b"]}).json()["error"]
-    assert 'Use structured_outputs, such as {"choice": [...]}.' in error["message"]
+    error = http.post("/v1/completions", json={**COMPLETION, "regex": "a|b"}).json()["error"]
+    assert 'Use structured_outputs, such as {"regex": "…"}.' in error["message"]
     error = http.post("/v1/chat/completions", json={**CHAT, "chat_template": "{{ x }}"}).json()["error"]
     assert "--chat-template FILE" in error["message"]
     for url in ("/v1/completions", "/v1/chat/completions"):
@@ -201,7 +196,7 @@ def test_neutral_values_distinguish_numbers_and_booleans() -> None:
     with pytest.raises(ApiError):
         CompletionRequest.model_validate({**COMPLETION, "best_of": True})
     with pytest.raises(ApiError):
-        CompletionRequest.model_validate({**COMPLETION, "skip_special_tokens": 1})
+        CompletionRequest.model_validate({**COMPLETION, "early_stopping": 0})
 
 
 def test_reasoning_of_earlier_messages_has_either_name() -> None:

@@ -29,7 +29,7 @@ from aethermind.errors import AetherMindError, InvalidArgumentError
 from aethermind.python_api import ProgressBar, short_traceback, with_options
 from aethermind.runtime import Runtime
 from aethermind.sampling.params import SamplingParams, StructuredOutputs, read_sampling_defaults, with_defaults
-from aethermind.text.chat_prompt import ConversationTokenCache, Message, TemplateOptions, chat_prompt
+from aethermind.text.chat_prompt import ContinuedChat, ConversationTokenCache, Message, TemplateOptions, chat_prompt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -251,7 +251,9 @@ class LLM:
                 yield _raise_if_aborted(output)
 
     @short_traceback
-    @with_options(TemplateOptions, {"add_generation_prompt": True}, title="Template options")
+    @with_options(
+        TemplateOptions, {"add_generation_prompt": True, "continue_final_message": False}, title="Template options"
+    )
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -266,7 +268,8 @@ class LLM:
         """Answer one conversation, or several in one batch; otherwise like `generate`.
 
         A conversation is a list of `{"role": "user", "content": "…"}`. `template` options are
-        `chat_template`, `add_generation_prompt`, `tools` and `chat_template_kwargs`, see `text.chat_prompt`.
+        `chat_template`, `add_generation_prompt`, `continue_final_message`, `tools` and `chat_template_kwargs`, see
+        `text.chat_prompt`.
         """
         is_single = isinstance(messages, Sequence) and any(isinstance(message, Mapping) for message in messages)
         conversations: Any = [messages] if is_single else _as_list(messages)
@@ -276,7 +279,9 @@ class LLM:
         )
 
     @short_traceback
-    @with_options(TemplateOptions, {"add_generation_prompt": True}, title="Template options")
+    @with_options(
+        TemplateOptions, {"add_generation_prompt": True, "continue_final_message": False}, title="Template options"
+    )
     def stream_chat(
         self,
         messages: Sequence[Message],
@@ -295,7 +300,7 @@ class LLM:
         text = chat_prompt(self.tokenizer, messages, **template)
         token_ids = self.tokenizer.encode(text) if memory is None else memory.encode(text)
         output: RequestOutput | None = None
-        prompt = EnginePrompt(str(text), token_ids, is_chat=True)
+        prompt = EnginePrompt(str(text), token_ids, is_chat=not isinstance(text, ContinuedChat))
         with closing(self._stream(prompt, sampling_params, options, adapter)) as outputs:
             try:
                 for output in outputs:

@@ -13,7 +13,8 @@ import transformers
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from aethermind.errors import InvalidArgumentError, TokenizerError
-from aethermind.text import chat_template, render_chat
+from aethermind.text import Tokenizer, chat_template, render_chat
+from aethermind.text.chat_prompt import ContinuedChat, chat_prompt
 
 USER = {"role": "user", "content": 'Tell me\nabout <foxes> & "owls" 👩‍👧 {{ 1 }}'}
 CONVERSATIONS: list[list[dict[str, Any]]] = [
@@ -241,3 +242,26 @@ def test_padding_and_large_numbers_have_their_uses() -> None:
     )
     messages = [{"role": "user", "content": " %s {:{ 99999999999999 "}]
     assert render_chat(template, messages, n=10**12) == " a " + f"{10**12}" * 2 + "%s {:{ 99999999999999"
+
+
+@pytest.mark.parametrize("content", ["Yes, it", " spaces stay ", "<think>Hm", [{"type": "text", "text": "parts"}]])
+@pytest.mark.parametrize("template", ["chatml", "trimmed"])
+def test_a_continued_message_equals_transformers(
+    make_fast: Callable[[str], tokenizers.Tokenizer], chatml: str, content: Any, template: str
+) -> None:
+    source = chatml if template == "chatml" else chatml.replace("message['content'] +", "message['content'] | trim +")
+    fast = make_fast("byte_level")
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_object=fast, chat_template=source)
+    messages = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": content}]
+    plain = [messages[0], {"role": "assistant", "content": content if isinstance(content, str) else "parts"}]
+    expected = reference.apply_chat_template(plain, continue_final_message=True, tokenize=False)
+    ours = chat_prompt(Tokenizer(fast, chat_template=source), messages, continue_final_message=True)
+    assert ours.rstrip() == expected.rstrip()  # white space before the end stays ours, where a template trims it
+    assert isinstance(ours, ContinuedChat)
+
+
+def test_a_template_that_drops_the_message_cannot_continue_it(make_fast: Callable[[str], tokenizers.Tokenizer]) -> None:
+    tokenizer = Tokenizer(make_fast("byte_level"), chat_template="{{ messages[0].content }}")
+    messages = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "Yes"}]
+    with pytest.raises(TokenizerError, match="does not write the last message's content as it is"):
+        chat_prompt(tokenizer, messages, continue_final_message=True)

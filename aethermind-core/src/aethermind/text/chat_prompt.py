@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from aethermind.text.tokenizer import Tokenizer
 
 __all__ = [
+    "ContinuedChat",
     "ConversationTokenCache",
     "Message",
     "RESERVED_NAMES",
@@ -46,6 +47,12 @@ class RenderedChat(str):
     __slots__ = ()
 
 
+class ContinuedChat(RenderedChat):
+    """A conversation that ends within the assistant's last message: the answer continues the message's text."""
+
+    __slots__ = ()
+
+
 class TemplateOptions(TypedDict, total=False):
     """Options of `chat_prompt`; each may be omitted."""
 
@@ -53,6 +60,8 @@ class TemplateOptions(TypedDict, total=False):
     """Jinja source to use instead of the model's, or the name of one of the model's."""
     add_generation_prompt: bool
     """End the prompt where the assistant's answer begins (the default)."""
+    continue_final_message: bool
+    """End the prompt with the content of the last message, which the answer continues (no by default)."""
     tools: Sequence[Mapping[str, Any]] | None
     """Functions the model may call, as JSON schemas."""
     chat_template_kwargs: Mapping[str, Any] | None
@@ -85,10 +94,36 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **options: Un
         **(options.get("chat_template_kwargs") or {}),
     }
     with_plain_contents = [_with_plain_content(message) for message in messages]
+    if options.get("continue_final_message", False):
+        with_plain_contents[-1] = _with_mark(with_plain_contents[-1])
+        whole = render_chat(template, with_plain_contents, add_generation_prompt=False, **variables)
+        text, mark, _ = whole.rpartition(_END_OF_MESSAGE)
+        if not mark:
+            raise TokenizerError(
+                "The chat template does not write the last message's content as it is, so the message cannot be "
+                "continued. End the conversation with a message of the user."
+            )
+        return ContinuedChat(text)
     add_generation_prompt = options.get("add_generation_prompt", True)
     return RenderedChat(
         render_chat(template, with_plain_contents, add_generation_prompt=add_generation_prompt, **variables)
     )
+
+
+_END_OF_MESSAGE = "\ue0f5END\ue0f5"
+"""Marks the end of the content that is continued: private characters, which no conversation has."""
+
+
+def _with_mark(message: Message) -> Message:
+    """Append the mark to a message's content; InvalidArgumentError for a message that has no text at its end."""
+    content = message.get("content")
+    if message["role"] != "assistant" or not isinstance(content, str) or not content or message.get("tool_calls"):
+        raise InvalidArgumentError(
+            "continue_final_message continues the text of the last message, which has to be the assistant's, with text "
+            "and without calls.",
+            param="continue_final_message",
+        )
+    return {**message, "content": content + _END_OF_MESSAGE}
 
 
 def choose_template(templates: Mapping[str, str], given: str | None, *, has_tools: bool) -> str:

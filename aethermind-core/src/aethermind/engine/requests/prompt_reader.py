@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aethermind.errors import ContextLengthError, InvalidArgumentError
 from aethermind.model.input_processor import EmbeddingSpan
-from aethermind.text.chat_prompt import RenderedChat
+from aethermind.text.chat_prompt import ContinuedChat, RenderedChat
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +67,7 @@ class TextToEmbed(str):
 class EnginePrompt:
     """A tokenized prompt, the argument of `Engine.add_request`.
 
-    `text` is None for prompts that were not given as text. `is_chat` says whether a chat template rendered it.
+    `text` is None for prompts that were not given as text. `is_chat` says whether the answer is a message of its own.
     """
 
     text: str | None
@@ -158,8 +158,9 @@ class PromptReader:
                     f"The beginning of the prompt alone has {num_tokens} tokens, of {len(text)} characters in all, and "
                     f"the context holds {max_len}. Shorten the prompt."
                 )
-        is_chat = isinstance(text, RenderedChat)
-        return EnginePrompt(str(text), self._tokenizer.encode(text, add_special_tokens=not is_chat), is_chat=is_chat)
+        token_ids = self._tokenizer.encode(text, add_special_tokens=not isinstance(text, RenderedChat))
+        is_chat = isinstance(text, RenderedChat) and not isinstance(text, ContinuedChat)
+        return EnginePrompt(str(text), token_ids, is_chat=is_chat)
 
     def _truncate(self, text: str, limit: int) -> list[int]:
         """Return the first `limit` tokens of a text, including the special tokens before and after it."""

@@ -276,6 +276,9 @@ class CountTokensRequest(StrictModel):
         if self.output_config is not None and self.output_config.format is not None:
             schema = {"name": "answer", "schema": self.output_config.format.schema_}
             fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if self.messages and self.messages[-1].role == "assistant":
+            _check_continued(fields["messages"][-1])
+            fields["continue_final_message"] = True
         fields |= self._generation_fields()
         try:
             return ChatRequest.model_validate(fields)
@@ -391,7 +394,7 @@ def _chat_tool_choice(choice: ToolChoice) -> dict[str, Any]:
 def chat_messages(system: str | Sequence[TextBlock] | None, given: Sequence[InputMessage]) -> list[dict[str, Any]]:
     """The messages of the chat request. Consecutive messages of the user, or of the assistant, become one.
 
-    ApiError 400 for blocks that the server cannot read, and if the assistant has the last message.
+    ApiError 400 for blocks that the server cannot read.
     """
     messages: list[dict[str, Any]] = []
     if isinstance(system, str):
@@ -405,14 +408,21 @@ def chat_messages(system: str | Sequence[TextBlock] | None, given: Sequence[Inpu
                 _merge(messages[-1], converted)
             else:
                 messages.append(converted)
-    if given and given[-1].role == "assistant":
+    return messages
+
+
+def _check_continued(message: Mapping[str, Any]) -> None:
+    """ApiError 400 unless a message of the assistant can be continued: it ends with text that is no white space."""
+    content = message.get("content")
+    if not isinstance(content, str) or not content or message.get("tool_calls"):
         raise ApiError(
             400,
-            "The last message is the assistant's, and the server does not continue messages. End with a message of the "
-            "user, or continue a text with /v1/completions.",
+            "The last message is the assistant's and does not end with text, so it cannot be continued. End with a "
+            "message of the user.",
             param="messages",
         )
-    return messages
+    if content != content.rstrip():
+        raise ApiError(400, "The final assistant content cannot end with trailing whitespace.", param="messages")
 
 
 def _assistant(message: InputMessage) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, ValidationError, ValidationInfo
 
 from aethermind.server.openai.chat import ChatRequest
+from aethermind.server.openai.completions import fill_in_the_middle
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel, validation_api_error
 from aethermind.server.openai.request_fields import renamed_fields
@@ -166,6 +167,9 @@ class ChatBody(_Body):
         if any(message.images for message in self.messages or ()):
             raise _no_images("messages.images")
         fields: dict[str, Any] = {"messages": _chat_messages(self.messages or ())}
+        last = fields["messages"][-1] if fields["messages"] else {}
+        if last.get("role") == "assistant" and last.get("content") and not last.get("tool_calls"):
+            fields["continue_final_message"] = True
         if self.tools:
             fields["tools"] = [{**tool, "type": tool.get("type") or "function"} for tool in self.tools]
         return fields
@@ -194,13 +198,6 @@ class GenerateBody(_Body):
         return not self.prompt
 
     def chat_fields(self) -> dict[str, Any]:
-        if self.suffix:
-            raise ApiError(
-                400,
-                "This server does not support insert: it fills in no middle. Leave suffix out, or write the model's "
-                "own tokens for it with raw.",
-                param="suffix",
-            )
         if self.template:
             raise ApiError(
                 400,
@@ -295,6 +292,7 @@ class OllamaParams:
         options = body.options or Options()
         self._num_ctx = options.num_ctx
         self._is_rendered = True
+        self._end_token_ids: tuple[int, ...] = ()
         fields = {name: getattr(options, name) for name in _COPIED_OPTIONS}
         fields |= {
             **body.chat_fields(),
@@ -318,6 +316,9 @@ class OllamaParams:
         if isinstance(body, GenerateBody):
             if body.context and ignored is not None:
                 ignored.warn_once("context")
+            if body.suffix:
+                self._is_rendered = False
+                return self._filling_in(model, body.prompt or "", body.suffix)
             if body.raw or not model.tokenizer.chat_templates:
                 self._is_rendered = False
                 return f"{body.system}\n\n{body.prompt}" if body.system and not body.raw else body.prompt or ""
@@ -330,6 +331,14 @@ class OllamaParams:
             if error.param == "tools":  # clients look for these words, and ask again without tools
                 error.message = f"{model.name} does not support tools: its chat template does not read them."
             raise
+
+    def _filling_in(self, model: ServedModel, prompt: str, suffix: str) -> str:
+        try:
+            text, self._end_token_ids = fill_in_the_middle(model.tokenizer, prompt, suffix)
+        except ApiError as error:
+            error.message = f"{model.name} does not support insert. {error.message}"  # the words of Ollama
+            raise
+        return text
 
     def _with_thinking(self, model: ServedModel, think: bool | str) -> ChatRequest:
         """The chat request with the variables of the chat template that turn thinking on or off.
@@ -356,6 +365,8 @@ class OllamaParams:
                 "or have the server started with a larger --max-model-len.",
                 param="options.num_ctx",
             )
+        if self._end_token_ids:
+            self.chat.stop_token_ids = list(self._end_token_ids)
         with renamed_fields(_FIELD_NAMES):
             return self.chat.sampling(model)
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from aethermind.server.access import Tenant
     from aethermind.server.openai.unknown_fields import IgnoredFields
     from aethermind.server.served_model import ServedModel
+    from aethermind.text.answer_format import AnswerFormat
+    from aethermind.text.chat_prompt import TemplateOptions
 
 __all__ = ["ChatMessage", "ChatRequest"]
 
@@ -96,6 +98,8 @@ class ChatRequest(SamplingFields):
     modalities: list[Literal["text"]] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     _rendered: str = PrivateAttr("")
     """The prompt, once it is rendered."""
 
@@ -119,9 +123,29 @@ class ChatRequest(SamplingFields):
         if self.reasoning_effort is not None:
             variables.setdefault("reasoning_effort", self.reasoning_effort)
         self._check_template_reads(model.tokenizer.chat_templates, variables, ignored)
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ApiError(
+                400,
+                "continue_final_message and add_generation_prompt exclude each other: the prompt ends with the last "
+                "message, or with the beginning of a new one. Leave one out.",
+                param="continue_final_message",
+            )
         tools = [tool.model_dump(exclude_none=True) for tool in self.callable_tools]
-        self._rendered = rendered = _render_chat(self.messages, model, tools, variables)
+        ends: TemplateOptions = {
+            "add_generation_prompt": self.add_generation_prompt is not False,
+            "continue_final_message": bool(self.continue_final_message),
+        }
+        with invalid_arguments_as_400(self):
+            self._rendered = rendered = _render_chat(self.messages, model, tools, variables, ends)
         return rendered
+
+    def opens_reasoning(self, format: AnswerFormat, prompt: str) -> bool:
+        """Whether an answer begins with reasoning: the prompt, or the message that is continued, opens it."""
+        content = self.messages[-1].content if self.continue_final_message and self.messages else None
+        if format.reasoning is None or not isinstance(content, str):
+            return format.is_thinking(prompt)
+        opening, closing = format.reasoning
+        return content.lstrip().startswith(opening) and closing not in content
 
     def _check_template_reads(
         self, templates: Mapping[str, str], variables: Mapping[str, Any], ignored: IgnoredFields | None
@@ -149,7 +173,9 @@ class ChatRequest(SamplingFields):
             ignored.warn_once(f"{field}.{name}" if field != name else name, read)
 
     def options(self, tenant: Tenant, model: ServedModel) -> RequestOptions:
-        return replace(super().options(tenant, model), visible_token_ids=model.visible_token_ids)
+        options = super().options(tenant, model)
+        visible = {*options.visible_token_ids, *model.visible_token_ids}
+        return replace(options, visible_token_ids=tuple(sorted(visible)))
 
     @property
     def requested_max_tokens(self) -> int | None:
@@ -181,7 +207,7 @@ class ChatRequest(SamplingFields):
                 constraint = auto_constraint(
                     self.callable_tools,
                     model.answer_format,
-                    is_thinking=model.answer_format.is_thinking(self._rendered),
+                    is_thinking=self.opens_reasoning(model.answer_format, self._rendered),
                 )
         return sampling_params(
             self, model, max_tokens=self.requested_max_tokens, logprobs=logprobs, constraint=constraint
@@ -198,8 +224,9 @@ def _render_chat(
     model: ServedModel,
     tools: Sequence[dict[str, Any]],
     variables: dict[str, Any] | None,
+    ends: TemplateOptions,
 ) -> RenderedChat:
-    """A conversation rendered by the model's chat template with additional template variables."""
+    """A conversation rendered by the model's chat template with additional template variables and ends."""
     if not messages:
         raise ApiError(400, "messages is empty; a conversation has at least one message.", param="messages")
     templates = model.tokenizer.chat_templates
@@ -214,7 +241,8 @@ def _render_chat(
             code="no_chat_template",
         ) from None
     empty = None if tests_null_content(template) else ""
-    render = partial(chat_prompt, model.tokenizer, tools=tools or None, chat_template_kwargs=variables)
+    options: TemplateOptions = {**ends, "tools": tools or None, "chat_template_kwargs": variables}
+    render = partial(chat_prompt, model.tokenizer, **options)
     try:
         return render([message.for_template(empty) for message in messages])
     except TokenizerError:

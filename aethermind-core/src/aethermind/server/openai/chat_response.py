@@ -61,8 +61,15 @@ def _output_parser(request: ChatRequest, format: AnswerFormat, prompt: str) -> P
     functions = {tool.function.name: tool.function.parameters for tool in request.callable_tools}
     if not functions:
         format = replace(format, tool_calls=())
-    is_thinking = format.is_thinking(prompt) and not request.is_constrained
-    return new_parser(format, is_thinking=is_thinking, functions=functions)
+    is_thinking = request.opens_reasoning(format, prompt) and not request.is_constrained
+    if not request.continue_final_message:
+        return new_parser(format, is_thinking=is_thinking, functions=functions)
+    if not is_thinking:  # the content has begun already
+        return new_parser(replace(format, reasoning=None, has_bare_calls=False), functions=functions)
+    parser = new_parser(format, functions=functions)
+    for _ in parser.push(str(request.messages[-1].content)):
+        pass  # the client has the beginning of the reasoning
+    return parser
 
 
 def token_logprobs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from aethermind.engine.requests.output_delta import CompletionDelta
 from aethermind.server.generation import PromptState, ResponseBuilder, response_id, token_usage
+from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.request_fields import SamplingFields, sampling_params
 from aethermind.server.openai.serving import TextsOrTokens, engine_prompts
 from aethermind.server.openai.unknown_fields import UNSUPPORTED_IN_COMPLETIONS, UnsupportedField
@@ -28,11 +30,45 @@ if TYPE_CHECKING:
     _ScoredToken = tuple[int, dict[int, Logprob] | None, int]
     """A token id, the log probabilities at its position, and its offset in the text."""
 
-__all__ = ["CompletionRequest", "CompletionResponseBuilder"]
+__all__ = ["CompletionRequest", "CompletionResponseBuilder", "fill_in_the_middle"]
 
 MAX_PROMPTS = 64
 DEFAULT_MAX_TOKENS = 16
 """The default of OpenAI's API."""
+
+
+_FILL_IN_THE_MIDDLE = (
+    "<|fim_prefix|>{prefix}<|fim_suffix|>{suffix}<|fim_middle|>",
+    "<fim_prefix>{prefix}<fim_suffix>{suffix}<fim_middle>",
+    "<｜fim▁begin｜>{prefix}<｜fim▁hole｜>{suffix}<｜fim▁end｜>",
+    "[SUFFIX]{suffix}[PREFIX]{prefix}",
+    "<|code_prefix|>{prefix}<|code_suffix|>{suffix}<|code_middle|>",
+)
+"""The prompts with which models fill in the middle of a text: Qwen2.5-Coder, CodeGemma and Granite 4; StarCoder and
+Granite; DeepSeek-Coder; Codestral; GLM."""
+
+_FIM_TOKEN = re.compile(r"<[^<>{} ]+>|\[[A-Z]+\]")
+_FIM_ENDS = ("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<file_sep>")
+
+
+def fill_in_the_middle(tokenizer: Tokenizer, prefix: str, suffix: str) -> tuple[str, tuple[int, ...]]:
+    """The prompt for the text between two others, and the ids of the tokens that end it besides the end of text.
+
+    ApiError 400 for a model without the tokens.
+    """
+    for template in _FILL_IN_THE_MIDDLE:
+        tokens = _FIM_TOKEN.findall(template)
+        ids = [tokenizer.token_to_id(token) for token in tokens]
+        if None not in ids:
+            ends = (tokenizer.token_to_id(token) for token in (*tokens, *_FIM_ENDS))
+            prompt = template.format(prefix=prefix, suffix=suffix)
+            return prompt, tuple(token_id for token_id in ends if token_id is not None)
+    raise ApiError(
+        400,
+        "suffix needs a model that fills in the middle, and this one's vocabulary has no tokens for it, such as "
+        "<|fim_prefix|>. Leave suffix out.",
+        param="suffix",
+    )
 
 
 class CompletionRequest(SamplingFields):
@@ -41,6 +77,7 @@ class CompletionRequest(SamplingFields):
     unsupported: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_IN_COMPLETIONS
 
     prompt: TextsOrTokens
+    suffix: str | None = None
     echo: bool | None = None
     logprobs: int | None = None
 
@@ -50,11 +87,23 @@ class CompletionRequest(SamplingFields):
         return bool(self.echo) and self.max_tokens == 0
 
     def prompts(self) -> list[Prompt]:
-        """The prompts in the engine's format."""
-        return engine_prompts(self.prompt, "prompt", MAX_PROMPTS)
+        """The prompts in the engine's format, before `fill_in`."""
+        prompts = engine_prompts(self.prompt, "prompt", MAX_PROMPTS)
+        if self.suffix and (self.echo or not all(isinstance(prompt, str) for prompt in prompts)):
+            raise ApiError(400, "suffix goes with prompts that are texts, and without echo.", param="suffix")
+        return prompts
+
+    def fill_in(self, prompts: Sequence[Prompt], model: ServedModel) -> list[Prompt]:
+        """The prompts for the model: with a suffix, those that ask for the text between the two."""
+        if not self.suffix:
+            return list(prompts)
+        return [fill_in_the_middle(model.tokenizer, str(prompt), self.suffix)[0] for prompt in prompts]
 
     def sampling(self, model: ServedModel) -> SamplingParams:
         """The sampling parameters. Engines generate at least one token, which a response omits if it only echoes."""
+        if self.suffix and model.tokenizer is not None:
+            _, ends = fill_in_the_middle(model.tokenizer, "", self.suffix)
+            self.stop_token_ids = sorted({*(self.stop_token_ids or ()), *ends})
         return sampling_params(
             self,
             model,

@@ -115,7 +115,8 @@ class CommonFields(StrictModel):
 
     `store` and `service_tier` accept only the values that match the server's behaviour. `prompt_cache_key` and
     `metadata` are accepted without effect: the prefix cache needs no key, and no completions are stored to which
-    metadata could be attached. A seed of -1 is a random seed, as in vLLM and llama.cpp.
+    metadata could be attached. A seed of -1 is a random seed, as in vLLM and llama.cpp. The fields `guided_…` are
+    vLLM's older names of those in `structured_outputs`.
     """
 
     unsupported: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_IN_GENERATION
@@ -137,7 +138,13 @@ class CommonFields(StrictModel):
     repetition_penalty: int | float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
     structured_outputs: StructuredOutputsFields | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
     priority: int | None = None
     deadline_ms: int | float | None = None
     session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
@@ -147,6 +154,21 @@ class CommonFields(StrictModel):
     def _user_defaults_to_safety_identifier(self) -> Self:
         if self.user is None:
             self.user = self.safety_identifier
+        return self
+
+    @model_validator(mode="after")
+    def _guided_is_structured_outputs(self) -> Self:
+        names = ("json", "regex", "choice", "grammar", "json_object")
+        guided = {name: value for name in names if (value := getattr(self, f"guided_{name}")) not in (None, False)}
+        if not guided:
+            return self
+        if self.structured_outputs is not None or len(guided) > 1:
+            raise ApiError(
+                400, "Give one of structured_outputs and the fields guided_….", param=f"guided_{next(iter(guided))}"
+            )
+        self.structured_outputs = StructuredOutputsFields.model_validate(guided)
+        for name in names:
+            setattr(self, f"guided_{name}", None)
         return self
 
     @field_validator("seed")
@@ -197,6 +219,7 @@ class SamplingFields(CommonFields):
                     f"started with --scheduling-policy {name.removesuffix('_ms')}.",
                     param=name,
                 )
+        visible = () if self.skip_special_tokens is not False else sorted(model.tokenizer.special_token_ids)
         with invalid_arguments_as_400(self):
             return RequestOptions(
                 priority=tenant.bounded_priority(self.priority),
@@ -205,6 +228,7 @@ class SamplingFields(CommonFields):
                 session="" if self.session_id is None else tenant.session_name(self.session_id),
                 tenant=tenant.id,
                 adapter=model.adapter,
+                visible_token_ids=tuple(visible),
             )
 
     @property

@@ -85,7 +85,7 @@ async def complete(
         return CompletionResponseBuilder(body, model, request.state.request_id)
 
     async def prepare(model: ServedModel) -> tuple[list[Prompt], ResponseBuilder]:
-        return prompts, builder(model)
+        return body.fill_in(prompts, model), builder(model)
 
     return await generate_response(request, body.model, body, len(prompts), prepare, builder)
 

@@ -19,7 +19,14 @@ __all__ = ["DetokenizeRequest", "TokenizeRequest", "router"]
 
 router = APIRouter()
 
-_TEMPLATE_FIELDS = ("tools", "tool_choice", "reasoning_effort", "chat_template_kwargs")
+_TEMPLATE_FIELDS = (
+    "tools",
+    "tool_choice",
+    "reasoning_effort",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+)
 """Fields besides `messages` that affect the rendering of a conversation."""
 
 
@@ -40,6 +47,8 @@ class TokenizeRequest(StrictModel):
     tool_choice: ToolChoice | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     def chat(self) -> ChatRequest | None:
         """The chat request with the same prompt; None for a text."""
