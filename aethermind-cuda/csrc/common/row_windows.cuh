@@ -274,7 +274,8 @@ struct WindowSearch {
   __device__ __forceinline__ double half_width(const ValueBins& bins, double ratio, double behind,
                                                float position) const {
     const double own = static_cast<double>(softmax.weight(bins.value_at(position)));
-    const float variance = static_cast<float>(ratio * behind / fmax(own, 1.0));
+    // The sample is a part of the row, so its errors are those of the rest.
+    const float variance = static_cast<float>((ratio - 1.0) * behind / fmax(own, 1.0));
     return fmin(max_half(), static_cast<double>(kStandardErrors * __fsqrt_rn(variance)) + 64.0);
   }
 

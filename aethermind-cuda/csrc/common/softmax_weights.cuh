@@ -148,13 +148,7 @@ using SoftmaxWeights = WeightsBy<Powers>;
 using FastWeights = WeightsBy<FastPowers>;
 
 // The bits of weights whose sum over `size` logits is below 2^63.
-__device__ __forceinline__ int weight_bits(int size) {
-  int bits = kMaxWeightBits;
-  while (bits > 0 && static_cast<uint64_t>(size) >= uint64_t{1} << (63 - bits)) {
-    --bits;
-  }
-  return bits;
-}
+__device__ __forceinline__ int weight_bits(int size) { return min(kMaxWeightBits, 31 + __clz(size)); }
 
 __device__ __forceinline__ uint64_t warp_sum(uint64_t value) {
   for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
