@@ -5,9 +5,16 @@
 #include "common/row_masses.cuh"
 #include "common/sampling_params.cuh"
 
+// Blocks per multiprocessor: as many as its shared memory holds of their tables.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define AETHER_SUMMARY_BLOCKS 6
+#else
+#define AETHER_SUMMARY_BLOCKS 4
+#endif
+
 // maxima[rows, num_segments] and group_maxima[rows, num_groups] as ordered bits, masses[rows, num_groups]. Rows that
 // need no total have no group maxima and masses.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, AETHER_SUMMARY_BLOCKS)
     row_summaries(unsigned* maxima, unsigned* group_maxima, unsigned long long* masses, const float* logits,
                   const float* temperatures, const int* top_k, const float* top_p, const float* min_p, int size,
                   int segment, int num_segments, int num_groups) {
