@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aethermind.engine.requests.output_delta import CompletionDelta
 from aethermind.server.generation import PromptState, ResponseBuilder, response_id, token_usage
 from aethermind.server.openai.chat_response import ChatOutputParser, token_logprobs
+from aethermind.server.openai.responses import CustomTool
 from aethermind.server.openai.tools import call_id
 from aethermind.server.sse import NAMED
 from aethermind.text.answer_parts import Content, Reasoning, ToolCall
@@ -58,6 +60,7 @@ class ResponseObjectBuilder(ResponseBuilder):
             "usage": None,
             **_request_fields(request, sampling),
         }
+        self._targets = {target.function_name: target for target in request.call_targets()}
         self._num_events = 0
         self._items: list[dict[str, Any]] = []
         self._open_item: dict[str, Any] | None = None
@@ -160,21 +163,30 @@ class ResponseObjectBuilder(ResponseBuilder):
         self._open_item = None
 
     def _add_call(self, call: ToolCall) -> Iterator[Event]:
+        target = self._targets.get(call.name)
+        is_custom = target is not None and isinstance(target.tool, CustomTool)
+        kind, field, value = ("function_call", "arguments", call.arguments)
+        if is_custom:
+            kind, field, value = "custom_tool_call", "input", _custom_input(call.arguments)
+        name = call.name if target is None else target.tool.name
         number = len(self._items)
         item = {
-            "type": "function_call",
-            "id": f"fc_{self._id_suffix}_{number}",
+            "type": kind,
+            "id": f"{'ctc' if is_custom else 'fc'}_{self._id_suffix}_{number}",
             "call_id": call_id(),
-            "name": call.name,
-            "arguments": "",
+            "name": name,
+            field: "",
             "status": "in_progress",
         }
+        if target is not None and target.namespace is not None:
+            item["namespace"] = target.namespace
         self._items.append(item)
         yield self._event("response.output_item.added", output_index=number, item=_copy(item))
-        item["arguments"] = call.arguments
+        item[field] = value
         position = {"item_id": item["id"], "output_index": number}
-        yield self._event("response.function_call_arguments.delta", **position, delta=call.arguments)
-        yield self._event("response.function_call_arguments.done", **position, name=call.name, arguments=call.arguments)
+        event = "response.custom_tool_call_input" if is_custom else "response.function_call_arguments"
+        yield self._event(f"{event}.delta", **position, delta=value)
+        yield self._event(f"{event}.done", **position, **({} if is_custom else {"name": name}), **{field: value})
         yield self._item_done(item)
 
     def _item_done(self, item: dict[str, Any]) -> Event:
@@ -227,6 +239,15 @@ def _request_fields(request: ResponseRequest, sampling: SamplingParams) -> dict[
         "truncation": "disabled",
         "user": request.user,
     }
+
+
+def _custom_input(arguments: str) -> str:
+    """The text for a custom tool: the argument `input`, or all of arguments that have none."""
+    try:
+        value = json.loads(arguments)["input"]
+    except (ValueError, LookupError, TypeError):
+        return arguments
+    return value if isinstance(value, str) else arguments
 
 
 def _copy(item: dict[str, Any]) -> dict[str, Any]:

@@ -5,10 +5,11 @@ The server stores nothing, so each request contains the whole conversation as a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Discriminator, Field, Tag, ValidationError
+from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from aethermind.server.openai.chat import ChatRequest
 from aethermind.server.openai.errors import ApiError
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from aethermind.server.served_model import ServedModel
     from aethermind.text.chat_prompt import RenderedChat
 
-__all__ = ["InputItem", "LOGPROBS", "ResponseGenerationParams", "ResponseRequest", "chat_messages"]
+__all__ = ["CallTarget", "InputItem", "LOGPROBS", "ResponseGenerationParams", "ResponseRequest", "chat_messages"]
 
 LOGPROBS = "message.output_text.logprobs"
-"""The only value of `include` that is supported."""
+"""The value of `include` that has an effect."""
 
 _FIELD_NAMES = {
     "messages": "input",
@@ -76,16 +77,31 @@ class FunctionCallItem(StrictModel):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
+    id: str | None = None
+    status: _Status | None = None
+
+
+class CustomToolCallItem(StrictModel):
+    """A call of a custom tool by the model."""
+
+    location = "input"
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+    namespace: str | None = None
     id: str | None = None
     status: _Status | None = None
 
 
 class FunctionCallOutputItem(StrictModel):
-    """The result of a function call."""
+    """The result of a call."""
 
     location = "input"
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
+    name: str | None = None
     output: str | list[InputTextPart]
     id: str | None = None
     status: _Status | None = None
@@ -106,6 +122,7 @@ class ReasoningItem(StrictModel):
     type: Literal["reasoning"]
     content: list[ReasoningPart] | None = None
     summary: list[Any] | None = None
+    encrypted_content: str | None = None
     id: str | None = None
     status: _Status | None = None
 
@@ -119,6 +136,8 @@ InputItem = Annotated[
     Annotated[MessageItem, Tag("[message]")]
     | Annotated[FunctionCallItem, Tag("[function_call]")]
     | Annotated[FunctionCallOutputItem, Tag("[function_call_output]")]
+    | Annotated[CustomToolCallItem, Tag("[custom_tool_call]")]
+    | Annotated[FunctionCallOutputItem, Tag("[custom_tool_call_output]")]
     | Annotated[ReasoningItem, Tag("[reasoning]")],
     Discriminator(_item_tag),
 ]
@@ -134,13 +153,73 @@ class FunctionTool(StrictModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: Any = None
+    output_schema: Any = None
+    allowed_callers: Any = None
+
+
+class CustomTool(StrictModel):
+    """A tool whose input is text. The model sees a function with the parameter `input`; a grammar is not enforced."""
+
+    location = "tools"
+    type: Literal["custom"]
+    name: str
+    description: str | None = None
+    format: dict[str, Any] | None = None
+    defer_loading: Any = None
+    allowed_callers: Any = None
+
+
+_FunctionTool = Annotated[FunctionTool, Tag("[function]")]
+_CustomTool = Annotated[CustomTool, Tag("[custom]")]
+
+
+class NamespaceTool(StrictModel):
+    """Tools under a common name. The model sees each as `NAMESPACE__NAME`."""
+
+    location = "tools"
+    type: Literal["namespace"]
+    name: str
+    description: str | None = None
+    tools: list[Annotated[_FunctionTool | _CustomTool, Discriminator(_item_tag)]]
+
+
+class HostedTool(StrictModel):
+    """A tool of OpenAI's servers that Codex offers with every request. The model does not see it."""
+
+    location = "tools"
+    model_config = ConfigDict(extra="allow")
+    type: Literal["web_search", "web_search_preview", "image_generation"]
+
+
+_Tool = Annotated[
+    _FunctionTool
+    | _CustomTool
+    | Annotated[NamespaceTool, Tag("[namespace]")]
+    | Annotated[HostedTool, Tag("[web_search]")]
+    | Annotated[HostedTool, Tag("[web_search_preview]")]
+    | Annotated[HostedTool, Tag("[image_generation]")],
+    Discriminator(_item_tag),
+]
+
+
+class CallTarget(NamedTuple):
+    """The tool of the request that a function of the chat request stands for."""
+
+    tool: FunctionTool | CustomTool
+    namespace: str | None = None
+
+    @property
+    def function_name(self) -> str:
+        """The name that the model sees."""
+        return _function_name(self.tool.name, self.namespace)
 
 
 class FunctionChoice(StrictModel):
-    """The function that the model must call."""
+    """The tool that the model must call."""
 
     location = "tool_choice"
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
 
@@ -160,6 +239,7 @@ class TextOptions(StrictModel):
 
     location = "text"
     format: TextFormat | None = None
+    verbosity: str | None = None
 
 
 class ResponseStreamOptions(StrictModel):
@@ -174,27 +254,37 @@ class ReasoningOptions(StrictModel):
 
     location = "reasoning"
     effort: str | None = None
+    summary: str | None = None
 
 
 class ResponseRequest(CommonFields):
-    """The body of a request."""
+    """The body of a request. `reasoning.encrypted_content`, a verbosity and `client_metadata` have no effect."""
 
     unsupported: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_IN_CHATS
 
     input: str | list[InputItem]
     instructions: str | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[_Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     max_output_tokens: int | None = None
     top_logprobs: int | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    client_metadata: dict[str, Any] | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     stream_options: ResponseStreamOptions | None = None
     reasoning: ReasoningOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    def call_targets(self) -> Iterator[CallTarget]:
+        """The tools that the model can call."""
+        for tool in self.tools or ():
+            if isinstance(tool, NamespaceTool):
+                yield from (CallTarget(inner, tool.name) for inner in tool.tools)
+            elif not isinstance(tool, HostedTool):
+                yield CallTarget(tool)
 
     def chat(self) -> ChatRequest:
         """The equivalent chat request. ApiError 400 names fields that are not supported."""
@@ -207,9 +297,12 @@ class ResponseRequest(CommonFields):
         if self.reasoning is not None:
             fields["reasoning_effort"] = self.reasoning.effort
         if self.tools is not None:
-            fields["tools"] = [_chat_function(tool) for tool in self.tools]
+            fields["tools"] = [_chat_function(target) for target in self.call_targets()]
         choice = self.tool_choice
-        fields["tool_choice"] = _chat_function(choice) if isinstance(choice, FunctionChoice) else choice
+        if isinstance(choice, FunctionChoice):
+            fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+        else:
+            fields["tool_choice"] = choice
         if self.text is not None and self.text.format is not None:
             fields["response_format"] = _chat_format(self.text.format)
         if self.structured_outputs is not None:
@@ -249,9 +342,31 @@ class ResponseGenerationParams:
             return self.chat.options(tenant, model)
 
 
-def _chat_function(function: FunctionTool | FunctionChoice) -> dict[str, Any]:
-    """Return a function in the format of the chat API."""
-    return {"type": "function", "function": function.model_dump(exclude_none=True, exclude={"type"})}
+_INPUT_SCHEMA = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+"""The parameters of the function for a custom tool."""
+
+
+def _function_name(name: str, namespace: str | None) -> str:
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+def _chat_function(target: CallTarget) -> dict[str, Any]:
+    """Return a tool as a function in the format of the chat API."""
+    tool = target.tool
+    function: dict[str, Any] = {"name": target.function_name, "description": tool.description}
+    if isinstance(tool, FunctionTool):
+        function |= {"parameters": tool.parameters, "strict": tool.strict}
+    else:
+        function["parameters"] = _INPUT_SCHEMA
+        if tool.format is not None and tool.format.get("type") == "grammar":
+            syntax = f"The input follows this grammar ({tool.format.get('syntax')}):\n{tool.format.get('definition')}"
+            function["description"] = "\n\n".join(filter(None, (tool.description, syntax)))
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 
 def _chat_format(format: TextFormat) -> dict[str, Any]:
@@ -276,8 +391,13 @@ def chat_messages(instructions: str | None, given: str | Sequence[InputItem]) ->
     for item in given:
         if isinstance(item, FunctionCallOutputItem):
             messages.append({"role": "tool", "content": _joined_text(item.output), "tool_call_id": item.call_id})
-        elif isinstance(item, FunctionCallItem):
-            function = {"name": item.name, "arguments": item.arguments}
+        elif isinstance(item, FunctionCallItem | CustomToolCallItem):
+            arguments = (
+                item.arguments
+                if isinstance(item, FunctionCallItem)
+                else json.dumps({"input": item.input}, ensure_ascii=False)
+            )
+            function = {"name": _function_name(item.name, item.namespace), "arguments": arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
             _assistant_message(messages, "tool_calls").setdefault("tool_calls", []).append(call)
         elif isinstance(item, ReasoningItem):
