@@ -188,6 +188,11 @@ soak: test-env
 client-check: test-env
 	$(BIN)/python -m tests.clients $(CLIENTS)
 
+# Claude Code, Codex and OpenCode, from the npm registry, edit a file; AGENTS="codex" selects some.
+.PHONY: agent-check
+agent-check: test-env
+	$(BIN)/python -m tests.clients.agents $(AGENTS)
+
 # The chat page is built by node; its bundle is committed, so that using and testing it needs no node.
 ui: $(WEBUI)/node_modules/.package-lock.json
 	npm --prefix $(WEBUI) run --silent check

@@ -73,3 +73,38 @@ def test_a_part_without_text_is_refused() -> None:
     speaker: Any = Speaker()
     with pytest.raises(InvalidArgumentError, match="A part of a message is"):
         chat_prompt(speaker, [{"role": "user", "content": [{"type": "text"}]}])
+
+
+SYSTEM_FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}"
+    "{% endif %}[{{ m.role }}: {{ m.content }}]{% endfor %}"
+)
+"""The rule of Qwen3.5."""
+ALTERNATING = (
+    "{% set ns = namespace(n=0) %}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+    "{% endif %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}"
+    "[{{ m.role }}: {{ m.content }}]{% endfor %}"
+)
+"""The rules of Gemma 2."""
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (SYSTEM_FIRST, "[system: You code.\n\nBe brief.][user: Hi\n\nNow.][assistant: Yes?][user: Go.\n\nNo skills.]"),
+        (ALTERNATING, "[user: You code.\n\nBe brief.\n\nHi\n\nNow.][assistant: Yes?][user: Go.\n\nNo skills.]"),
+        ("{% for m in messages %}{{ m.role[0] }}{% endfor %}", "ssuuaus"),
+    ],
+)
+def test_messages_of_the_system_stand_where_the_template_takes_them(template: str, expected: str) -> None:
+    """Codex begins with two, and Claude Code ends with one."""
+    texts = ["You code.", "Be brief.", "Hi", "Now.", "Yes?", "Go.", "No skills."]
+    roles = ["system", "system", "user", "user", "assistant", "user", "system"]
+    messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+    assert chat_prompt(Speaker({"default": template}), messages) == expected  # type: ignore[arg-type]
+
+
+def test_messages_that_a_template_refuses_in_any_order_are_an_error() -> None:
+    speaker: Any = Speaker({"default": "{{ raise_exception('never') }}"})
+    with pytest.raises(TokenizerError, match="refuses these messages: never"):
+        chat_prompt(speaker, HELLO)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from aethermind.errors import InvalidArgumentError, TokenizerError
@@ -71,6 +72,9 @@ class TemplateOptions(TypedDict, total=False):
 def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **options: Unpack[TemplateOptions]) -> RenderedChat:
     """Return the prompt of `messages`.
 
+    If the template refuses the order of their roles, messages of the system and of the user are joined, as in
+    `_with_plainer_roles`.
+
     Raises InvalidArgumentError for malformed messages, TokenizerError where there is no template or it fails.
     """
     if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
@@ -86,8 +90,6 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **options: Un
     template = choose_template(
         tokenizer.chat_templates, options.get("chat_template"), has_tools=options.get("tools") is not None
     )
-    from aethermind.text.chat_template import render_chat
-
     variables = {
         **tokenizer.special_tokens,
         "tools": options.get("tools"),
@@ -96,7 +98,7 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **options: Un
     with_plain_contents = [_with_plain_content(message) for message in messages]
     if options.get("continue_final_message", False):
         with_plain_contents[-1] = _with_mark(with_plain_contents[-1])
-        whole = render_chat(template, with_plain_contents, add_generation_prompt=False, **variables)
+        whole = _rendered(template, with_plain_contents, {**variables, "add_generation_prompt": False})
         text, mark, _ = whole.rpartition(_END_OF_MESSAGE)
         if not mark:
             raise TokenizerError(
@@ -104,10 +106,47 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message], **options: Un
                 "continued. End the conversation with a message of the user."
             )
         return ContinuedChat(text)
-    add_generation_prompt = options.get("add_generation_prompt", True)
-    return RenderedChat(
-        render_chat(template, with_plain_contents, add_generation_prompt=add_generation_prompt, **variables)
-    )
+    variables["add_generation_prompt"] = options.get("add_generation_prompt", True)
+    return RenderedChat(_rendered(template, with_plain_contents, variables))
+
+
+def _rendered(template: str, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+    """Render messages, or if the template refuses them, their text with plainer roles."""
+    from aethermind.text.chat_template import RefusedMessagesError, render_chat
+
+    try:
+        return render_chat(template, messages, **variables)
+    except RefusedMessagesError as error:
+        for plainer in _with_plainer_roles(messages):
+            with suppress(RefusedMessagesError):
+                return render_chat(template, plainer, **variables)
+        raise error
+
+
+def _with_plainer_roles(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """Yield the messages with one message of the system, at the beginning, and then with none.
+
+    Coding agents have several, also at the end. Later ones become the user's, and messages of the user that follow each
+    other become one, because many templates want the roles to alternate.
+    """
+    num_leading = next((index for index, each in enumerate(messages) if each["role"] != "system"), len(messages))
+    users = [{**each, "role": "user"} if each["role"] == "system" else each for each in messages]
+    yield [*_joined(messages[:num_leading]), *_joined(users[num_leading:])]
+    yield _joined(users)
+
+
+def _joined(messages: Sequence[Message]) -> list[Message]:
+    """Join the texts of messages of the system, or of the user, that follow each other."""
+    joined: list[Message] = []
+    for message in messages:
+        last = joined[-1] if joined else {}
+        texts = (last.get("content"), message.get("content"))
+        is_same = message["role"] in ("system", "user") and last.get("role") == message["role"]
+        if is_same and all(isinstance(text, str) for text in texts):
+            joined[-1] = {**last, "content": "\n\n".join(map(str, texts))}
+        else:
+            joined.append(message)
+    return joined
 
 
 _END_OF_MESSAGE = "\ue0f5END\ue0f5"

@@ -27,7 +27,14 @@ from jinja2.utils import Namespace
 
 from aethermind.errors import InvalidArgumentError, TokenizerError
 
-__all__ = ["MAX_OUTPUT_CHARS", "MAX_SECONDS", "render_chat", "tests_null_content", "variables_read"]
+__all__ = [
+    "MAX_OUTPUT_CHARS",
+    "MAX_SECONDS",
+    "RefusedMessagesError",
+    "render_chat",
+    "tests_null_content",
+    "variables_read",
+]
 
 MAX_OUTPUT_CHARS = 1 << 25
 """The longest prompt that a template may write: 32 Mi characters, about eight million tokens."""
@@ -46,6 +53,10 @@ _NUMBER = re.compile(r"\d+")
 _VARIABLE_WIDTH = re.compile(r"\*|\{[^{}]*\{")
 
 _deadline: ContextVar[float] = ContextVar("deadline")
+
+
+class RefusedMessagesError(TokenizerError):
+    """A template refuses a conversation (`raise_exception`), most often because of the order of its roles."""
 
 
 def render_chat(
@@ -67,8 +78,8 @@ def render_chat(
             `documents`, `enable_thinking`.
 
     Raises:
-        TokenizerError: the template does not compile, fails on these messages, refuses them, writes more than
-            `MAX_OUTPUT_CHARS` or computes for longer than `MAX_SECONDS`.
+        TokenizerError: the template does not compile, fails on these messages, refuses them (RefusedMessagesError),
+            writes more than `MAX_OUTPUT_CHARS` or computes for longer than `MAX_SECONDS`.
         InvalidArgumentError: a message or extra value does not consist of JSON types.
     """
     names: dict[str, Any] = {"tools": None, "documents": None}
@@ -92,7 +103,7 @@ def render_chat(
                 raise SecurityError(f"it writes more than {MAX_OUTPUT_CHARS} characters")
             pieces.append(piece)
     except _RefusedError as error:
-        raise TokenizerError(f"The chat template refuses these messages: {_one_line(error)}.") from error
+        raise RefusedMessagesError(f"The chat template refuses these messages: {_one_line(error)}.") from error
     except Exception as error:  # the template is arbitrary code, which may raise anything
         raise TokenizerError(
             f"The chat template failed on {len(messages)} messages ({type(error).__name__}): {_one_line(error)}. "
