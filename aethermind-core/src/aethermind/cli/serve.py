@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from aethermind.engine.process import EngineProcess
     from aethermind.llm import LLM
     from aethermind.server import Limits, Quota
+    from aethermind.server.openai.stored_responses import ResponseStore
 
 __all__ = ["EXAMPLES", "serve", "tenants_of"]
 
@@ -127,6 +128,7 @@ def serve(
                 tracing=tracing,
                 strict_requests=access.strict_requests,
                 admin_key=access.admin_key,
+                response_store=_response_store(limits),
                 chat_template=template,
                 on_listening=partial(_on_listening, missing, *listening.getsockname()[:2]),
                 on_ready=partial(_on_ready, names, *listening.getsockname()[:2]),
@@ -237,6 +239,14 @@ def _limits(limits: LimitOptions) -> Limits:
         send_timeout_s=limits.send_timeout,
         drain_timeout_s=limits.drain_timeout,
     )
+
+
+def _response_store(limits: LimitOptions) -> ResponseStore | None:
+    from aethermind.server.openai.stored_responses import ResponseStore
+
+    if limits.max_stored_response_bytes is None:
+        return None
+    return ResponseStore(limits.max_stored_response_bytes, limits.stored_response_ttl)
 
 
 def _tune_garbage_collector() -> None:

@@ -411,6 +411,16 @@ class LimitOptions:
     drain_timeout: float = setting(
         30.0, "Seconds that open answers may take to finish when the server stops.", check=_SECONDS
     )
+    max_stored_response_bytes: int | None = setting(
+        None,
+        "Store answers of /v1/responses in memory, so many bytes at most; they can be continued, read, and generated "
+        "in background.",
+        check=_COUNT,
+        unset="nothing is stored",
+    )
+    stored_response_ttl: float = setting(
+        3600.0, "Seconds after which a stored answer of /v1/responses is dropped.", check=_SECONDS
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -23,6 +23,7 @@ from aethermind.server.ollama.routes import router as ollama_routes
 from aethermind.server.openai.errors import ENGINE_DEAD_RETRY_S, ApiError, draining, install_error_handlers
 from aethermind.server.openai.routes import DirectDispatch
 from aethermind.server.openai.routes import router as openai_routes
+from aethermind.server.openai.stored_responses import router as stored_routes
 from aethermind.server.openai.tokens import router as token_routes
 from aethermind.server.openai.unknown_fields import IgnoredFields
 from aethermind.server.pool_entry import is_loading
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aethermind.server.observation.tracing import Tracing
+    from aethermind.server.openai.stored_responses import ResponseStore
     from aethermind.server.served_model import ServedModel
 
 __all__ = ["AppOptions", "create_app"]
@@ -48,6 +50,7 @@ class AppOptions(TypedDict, total=False):
     tracing: Tracing | None
     strict_requests: bool
     admin_key: str | None
+    response_store: ResponseStore | None
 
 
 def create_app(
@@ -61,13 +64,15 @@ def create_app(
     tracing: Tracing | None = None,
     strict_requests: bool = False,
     admin_key: str | None = None,
+    response_store: ResponseStore | None = None,
 ) -> FastAPI:
     """An application that serves the models of a pool, or `models`, whose engines run already.
 
     With `tenants`, clients need the API key of one. With `only_local`, requests have to name this machine as their
     host. Web pages of `origins` may call the API as the server's own page does; `*` allows all. Prompts are logged only
     with `log_prompts`. With `tracing`, each request is a span. Unknown fields of requests are ignored, or with
-    `strict_requests` an error. Without an `admin_key` the paths below `/admin/` are disabled.
+    `strict_requests` an error. Without an `admin_key` the paths below `/admin/` are disabled. Without a
+    `response_store` no responses are stored.
     """
     tenants = tenants or Tenants()
     app = FastAPI(title="AetherMind", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -77,6 +82,7 @@ def create_app(
     state.admission = AdmissionController(state.limits)
     state.in_flight_requests = InFlightRequests()
     state.ignored_fields = None if strict_requests else IgnoredFields()
+    state.response_store = response_store
     state.metrics = Metrics(state.models, state.admission)
     install_error_handlers(app)
     app.add_middleware(DirectDispatch, routes=[*openai_routes.routes, *ollama_routes.routes, *messages_routes.routes])
@@ -101,7 +107,7 @@ def create_app(
     app.add_middleware(Observer, metrics=state.metrics, log_prompts=log_prompts, tracing=tracing)
     _add_probes(app)
     documented = (
-        *(openai_routes, messages_routes, count_router, management_routes, token_routes),
+        *(openai_routes, stored_routes, messages_routes, count_router, management_routes, token_routes),
         *(ollama_routes, ollama_model_routes),
     )
     for routes in (*documented, request_routes, web_ui_routes):

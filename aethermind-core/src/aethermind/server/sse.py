@@ -135,6 +135,12 @@ class EventStream(Response):
         self._framing = framing
         self._send_timeout_s = send_timeout_s
 
+    async def batches(self) -> AsyncIterator[EventBatch]:
+        """Yield the batches instead of sending them; errors are raised."""
+        async with self._resources:
+            async for batch in self._events:
+                yield batch
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope["state"]
         keep_alive = self._framing.comment("keep-alive")

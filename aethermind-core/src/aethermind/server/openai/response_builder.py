@@ -17,7 +17,7 @@ from aethermind.server.sse import NAMED
 from aethermind.text.answer_parts import Content, Reasoning, ToolCall
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from aethermind.engine.requests.output import RequestOutput
     from aethermind.sampling.params import SamplingParams
@@ -42,7 +42,10 @@ class ResponseObjectBuilder(ResponseBuilder):
         model: ServedModel,
         request_id: str,
         prompt: str,
+        on_final: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
+        """`on_final` is called with the final response, if there is one."""
+        self._on_final = on_final
         self.framing = replace(NAMED, failure=self._failure)
         self._parser = ChatOutputParser(params.chat, model.answer_format, prompt)
         self._num_top_logprobs = request.top_logprobs or 0
@@ -59,12 +62,18 @@ class ResponseObjectBuilder(ResponseBuilder):
             "output": [],
             "usage": None,
             **_request_fields(request, sampling),
+            "store": on_final is not None or bool(request.background),
         }
         self._targets = {target.function_name: target for target in request.call_targets()}
         self._num_events = 0
         self._items: list[dict[str, Any]] = []
         self._open_item: dict[str, Any] | None = None
         self._finish_reason: str | None = None
+
+    @property
+    def initial_response(self) -> dict[str, Any]:
+        """The response before its first output."""
+        return self._response
 
     def full_response(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         completion = outputs[0].outputs[0]
@@ -210,7 +219,10 @@ class ResponseObjectBuilder(ResponseBuilder):
             status = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
         elif self._finish_reason == "abort":
             status = {"status": "cancelled"}
-        return {**self._response, **status, "output": self._items, "usage": usage}
+        response = {**self._response, **status, "output": self._items, "usage": usage}
+        if self._on_final is not None:
+            self._on_final(response)
+        return response
 
     def _failure(self, error: ApiError) -> Event:
         return self._event("error", code=error.code, message=error.message, param=error.param)
@@ -228,8 +240,8 @@ def _request_fields(request: ResponseRequest, sampling: SamplingParams) -> dict[
         "max_output_tokens": request.max_output_tokens,
         "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls is not False,
-        "previous_response_id": None,
-        "store": False,
+        "previous_response_id": request.previous_response_id,
+        "background": bool(request.background),
         "temperature": sampling.temperature,
         "text": given.get("text") or {"format": {"type": "text"}},
         "tool_choice": given.get("tool_choice", "auto"),

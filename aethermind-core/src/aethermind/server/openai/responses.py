@@ -1,6 +1,6 @@
 """`/v1/responses`: the request's schema, and its conversion to a chat request.
 
-The server stores nothing, so each request contains the whole conversation as a list of input items.
+A request contains the whole conversation as a list of input items, or continues a stored response's conversation.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
 
 from aethermind.server.openai.chat import ChatRequest
 from aethermind.server.openai.errors import ApiError
@@ -273,10 +273,16 @@ class ResponseRequest(CommonFields):
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     client_metadata: dict[str, Any] | None = None
     truncation: Literal["disabled"] | None = None
-    background: Literal[False] | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
     stream_options: ResponseStreamOptions | None = None
     reasoning: ReasoningOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @field_validator("store")
+    @classmethod
+    def _rejects_storing(cls, store: bool | None) -> bool | None:
+        return store  # `stored_response` checks it
 
     def call_targets(self) -> Iterator[CallTarget]:
         """The tools that the model can call."""
@@ -288,7 +294,8 @@ class ResponseRequest(CommonFields):
 
     def chat(self) -> ChatRequest:
         """The equivalent chat request. ApiError 400 names fields that are not supported."""
-        fields = {name: value for name in _COPIED_FIELDS if (value := getattr(self, name)) is not None}
+        copied = (name for name in _COPIED_FIELDS if name != "store")
+        fields = {name: value for name in copied if (value := getattr(self, name)) is not None}
         fields["messages"] = chat_messages(self.instructions, self.input)
         fields["max_completion_tokens"] = self.max_output_tokens
         fields["logprobs"] = LOGPROBS in (self.include or ()) or None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
 
+from aethermind.server.generation import response_id
 from aethermind.server.openai.chat import ChatRequest
 from aethermind.server.openai.chat_response import ChatResponseBuilder
 from aethermind.server.openai.completions import CompletionRequest, CompletionResponseBuilder
@@ -17,6 +18,7 @@ from aethermind.server.openai.json_body import body_of, openapi_body
 from aethermind.server.openai.response_builder import ResponseObjectBuilder
 from aethermind.server.openai.responses import ResponseGenerationParams, ResponseRequest
 from aethermind.server.openai.serving import generate_response
+from aethermind.server.openai.stored_responses import respond_in_background, stored_response
 from aethermind.server.sse import NAMED
 
 if TYPE_CHECKING:
@@ -107,15 +109,26 @@ async def chat(request: Request, body: Annotated[ChatRequest, Depends(body_of(Ch
 @router.post("/v1/responses", openapi_extra=openapi_body(ResponseRequest), response_model=None)
 async def respond(request: Request, body: Annotated[ResponseRequest, Depends(body_of(ResponseRequest))]) -> Response:
     """Answer a list of input items."""
+    request_id = request.state.request_id
+    stored = stored_response(request, body, response_id(request_id, "resp_"))
     params = ResponseGenerationParams(body)
 
-    def builder(model: ServedModel, prompt: str = "") -> ResponseBuilder:
-        return ResponseObjectBuilder(body, params, params.sampling(model), model, request.state.request_id, prompt)
+    def store(response: dict[str, Any]) -> None:
+        assert stored is not None
+        stored.finish(response)
+        request.app.state.response_store.add(stored)
+
+    on_final = None if stored is None or body.background else store
+
+    def builder(model: ServedModel, prompt: str = "") -> ResponseObjectBuilder:
+        return ResponseObjectBuilder(body, params, params.sampling(model), model, request_id, prompt, on_final)
 
     async def prepare(model: ServedModel) -> tuple[list[Prompt], ResponseBuilder]:
         prompt = await asyncio.to_thread(params.prompt, model, request.app.state.ignored_fields)
         return [prompt], builder(model, prompt)
 
+    if body.background and stored is not None:
+        return await respond_in_background(request, body, params, stored, prepare, builder)
     return await generate_response(request, body.model, params, 1, prepare, builder, NAMED)
 
 
