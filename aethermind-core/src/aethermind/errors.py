@@ -24,6 +24,11 @@ The command line turns each of them into exit code 2 without a traceback.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 __all__ = [
     "AetherMindError",
     "CacheContentError",
@@ -49,6 +54,20 @@ def describe_exception(error: BaseException) -> str:
     """Format an exception of third-party code for the end of an error message: `ValueError: shapes differ.`"""
     message = " ".join(str(error).split()) or "without a message"
     return f"{type(error).__name__}: {message.rstrip('.')}."
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return the end of a sentence about an unknown name: `; did you mean X?`, or a full stop if no name is close.
+
+    A known name with the same part after the last dot takes precedence, which is a key of another section.
+    """
+    from difflib import get_close_matches
+
+    text, names = str(name), list(known)
+    key = text.rpartition(".")[2]
+    same_key = [name for name in names if "." in name and name.rpartition(".")[2] == key]
+    close = same_key or get_close_matches(text, names, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else "."
 
 
 class AetherMindError(Exception):

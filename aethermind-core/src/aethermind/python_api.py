@@ -14,8 +14,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from aethermind.config.suggest import did_you_mean
-from aethermind.errors import AetherMindError
+from aethermind.errors import AetherMindError, did_you_mean
 from aethermind.log import get_logger
 
 __all__ = [

@@ -152,7 +152,7 @@ def _check_variables() -> bool:
     unknown = [name for name in unknown if name not in env.NAMES]
     if not unknown:
         return False
-    from aethermind.config.suggest import did_you_mean
+    from aethermind.errors import did_you_mean
     from aethermind.plugins.discovery import plugin_names
 
     known = [name for section in SECTIONS for setting in section.settings.values() for name in setting.variables]

@@ -15,9 +15,8 @@ from aethermind.cli import options
 from aethermind.cli.models import estimate_memory, models_below
 from aethermind.cli.settings import ModelPoolOptions, ProcessOptions
 from aethermind.config.file import read_file
-from aethermind.config.suggest import did_you_mean
 from aethermind.engine.config import EngineConfig
-from aethermind.errors import AetherMindError, InvalidArgumentError, SettingsError
+from aethermind.errors import AetherMindError, InvalidArgumentError, SettingsError, did_you_mean
 from aethermind.log import get_logger
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from aethermind.config.file import read_file
 from aethermind.config.section import Section, Setting
-from aethermind.config.suggest import did_you_mean
-from aethermind.errors import SettingsError
+from aethermind.errors import SettingsError, did_you_mean
 from aethermind.log import get_logger
 
 __all__ = ["Configuration", "DEFAULT", "SettingValue", "resolve"]

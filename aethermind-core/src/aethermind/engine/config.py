@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from aethermind.config.section import Check, check_fields, one_of, setting
-from aethermind.config.suggest import did_you_mean
 from aethermind.engine.option_checks import SPECULATION_OPTIONS, check_combinations
-from aethermind.errors import InvalidArgumentError
+from aethermind.errors import InvalidArgumentError, did_you_mean
 from aethermind.model.hub_files import HubName
 from aethermind.python_api import append_options
 

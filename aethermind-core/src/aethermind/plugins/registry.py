@@ -10,8 +10,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
-from aethermind.config.suggest import did_you_mean
-from aethermind.errors import AetherMindError, ConfigError, PluginError
+from aethermind.errors import AetherMindError, ConfigError, PluginError, did_you_mean
 from aethermind.plugins.stdout_guard import stdout_to_stderr
 
 __all__ = ["Registry", "import_object"]

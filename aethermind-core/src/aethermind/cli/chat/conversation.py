@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aethermind import env
-from aethermind.config.suggest import did_you_mean
-from aethermind.errors import InvalidArgumentError
+from aethermind.errors import InvalidArgumentError, did_you_mean
 from aethermind.sampling.params import SamplingParams, with_defaults
 
 __all__ = ["Conversation", "ConversationMessage", "SETTINGS", "load_conversation", "parse_setting", "save_conversation"]

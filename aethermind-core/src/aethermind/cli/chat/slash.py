@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aethermind.cli import console
 from aethermind.cli.chat.conversation import load_conversation, parse_setting, save_conversation
-from aethermind.config.suggest import did_you_mean
-from aethermind.errors import InvalidArgumentError
+from aethermind.errors import InvalidArgumentError, did_you_mean
 
 if TYPE_CHECKING:
     from aethermind.cli.chat.repl import Repl

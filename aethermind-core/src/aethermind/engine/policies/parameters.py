@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
-from aethermind.config.suggest import did_you_mean
-from aethermind.errors import InvalidArgumentError
+from aethermind.errors import InvalidArgumentError, did_you_mean
 
 if TYPE_CHECKING:
     from aethermind.engine.policies.base import SchedulingPolicy

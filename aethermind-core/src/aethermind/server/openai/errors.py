@@ -12,7 +12,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from aethermind.config.suggest import did_you_mean
 from aethermind.errors import (
     AetherMindError,
     ComputationError,
@@ -21,6 +20,7 @@ from aethermind.errors import (
     EngineDeadError,
     OutOfMemoryError,
     RequestTimeoutError,
+    did_you_mean,
 )
 from aethermind.log import get_logger
 from aethermind.server.anthropic import error_body as messages_error_body

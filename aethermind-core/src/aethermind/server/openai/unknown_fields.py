@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aethermind.config.suggest import did_you_mean
+from aethermind.errors import did_you_mean
 from aethermind.log import get_logger
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aethermind.config.suggest import did_you_mean
+from aethermind.errors import did_you_mean
 
 KNOWN = ["engine.block_size", "sampling.top_k", "sampling.top_p"]
 
