@@ -40,7 +40,7 @@ RESPONSE = {"model": "demo", "input": "Hi"}
         (
             ResponseRequest,
             {**RESPONSE, "input": [{"type": "item_reference"}]},
-            "input.0: type should be one of 'message', 'function_call', 'function_call_output', 'reasoning'.",
+            "input.0: type should be one of 'message', 'function_call', 'function_call_output', 'custom_tool_call', ",
         ),
     ],
 )
