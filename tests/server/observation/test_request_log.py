@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.server.conftest import await_idle, paused_engine
 
 from aethermind import LLM
 from aethermind.server.access import Tenants
+from aethermind.server.observation.observer import RecentPrompts
 
 COMPLETIONS = "/v1/completions"
 ASK = {"model": "demo", "prompt": "The secret is a heron", "max_tokens": 5, "ignore_eos": True}
@@ -114,6 +116,39 @@ def test_prompts_are_logged_with_log_prompts(open_server: Callable[..., httpx.Cl
     assert rejected["error"] == "invalid_api_key"
     assert "prompts" not in rejected
     assert not [line for line in records.lines if "sesame" in line]
+
+
+def test_the_log_says_where_a_prompt_first_differs(open_server: Callable[..., httpx.Client], records: Records) -> None:
+    """With `log_prefixes`: the earlier request, the words there, and tokens that were computed but are not cached."""
+    http = open_server(log_prefixes=True, tenants=Tenants.of_keys(["one", "two"]))
+    begin = "Once upon a time there was a little fox who lived by the sea. " * 4
+
+    def ask(prompt: str, key: str = "one", **fields: Any) -> str:
+        answer = http.post(COMPLETIONS, json={**ASK, **fields, "prompt": prompt}, headers={"X-Api-Key": key})
+        http.get("/health")  # the line of a request is written before the next is answered
+        return str(answer.headers["X-Request-Id"])
+
+    first = ask(f"{begin}The fox slept.")
+    ask(f"{begin}The hen sang.")
+    ask(f"{begin}The hen sang. And then")
+    ask(begin, key="two")
+    ask(begin, cache_salt="other")
+    notes = [fields["prefix"] for fields in records.fields]
+    assert notes[0] == notes[3] == notes[4] == "no recent prompt begins with the same tokens"
+    assert re.match(f"the first \\d+ tokens are those of {first}, then ' fox slept.+' became ' hen sang", notes[1])
+    assert re.fullmatch(r"the first \d+ tokens are those of req_\w+", notes[2])
+    assert "not cached" not in " ".join(notes)
+
+
+def test_the_log_says_that_common_tokens_were_not_cached() -> None:
+    """They are counted in whole blocks."""
+    prompts = RecentPrompts()
+    assert prompts.add("req_1", ("m",), [1, 2, 3, 4, 5, 6, 7, 8]).num_tokens == 0
+    common = prompts.add("req_2", ("m",), [1, 2, 3, 4, 5, 6, 9, 8])
+    assert common == (6, "req_1", [7, 8], [9, 8])
+    assert "; 6 of them were not cached" in common.describe(0, 2, str)
+    assert common.describe(4, 2, str) == "the first 6 tokens are those of req_1, then '[7, 8]' became '[9, 8]'"
+    assert prompts.add("req_3", ("other",), [1, 2]).num_tokens == 0
 
 
 def test_an_unsafe_client_id_is_not_logged(http: httpx.Client, records: Records) -> None:

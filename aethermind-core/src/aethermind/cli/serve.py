@@ -125,6 +125,7 @@ def serve(
                 tenants=tenants,
                 origins=access.allowed_origins or (),
                 log_prompts=logging.prompts,
+                log_prefixes=logging.prefixes,
                 tracing=tracing,
                 strict_requests=access.strict_requests,
                 admin_key=access.admin_key,

@@ -464,6 +464,12 @@ class LogOptions:
         "text", "Format of the log of `serve`: text, or json (an object per line).", parameter="log_format"
     )
     prompts: bool = setting(False, "Write prompts into the log of `serve`.", parameter="log_prompts")
+    prefixes: bool = setting(
+        False,
+        "Write into the log of `serve` where a prompt first differs from the most similar of the last 64, and which of "
+        "its tokens the prefix cache no longer had. The log then has a few words of prompts.",
+        parameter="log_prefixes",
+    )
     otlp_endpoint: str | None = setting(
         None,
         "URL to which `serve` sends a trace of each request (OTLP over HTTP), such as http://127.0.0.1:4318/v1/traces.",

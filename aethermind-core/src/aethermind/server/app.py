@@ -47,6 +47,7 @@ class AppOptions(TypedDict, total=False):
     tenants: Tenants | None
     origins: Sequence[str]
     log_prompts: bool
+    log_prefixes: bool
     tracing: Tracing | None
     strict_requests: bool
     admin_key: str | None
@@ -61,6 +62,7 @@ def create_app(
     only_local: bool = False,
     origins: Sequence[str] = (),
     log_prompts: bool = False,
+    log_prefixes: bool = False,
     tracing: Tracing | None = None,
     strict_requests: bool = False,
     admin_key: str | None = None,
@@ -70,9 +72,9 @@ def create_app(
 
     With `tenants`, clients need the API key of one. With `only_local`, requests have to name this machine as their
     host. Web pages of `origins` may call the API as the server's own page does; `*` allows all. Prompts are logged only
-    with `log_prompts`. With `tracing`, each request is a span. Unknown fields of requests are ignored, or with
-    `strict_requests` an error. Without an `admin_key` the paths below `/admin/` are disabled. Without a
-    `response_store` no responses are stored.
+    with `log_prompts`, and the places where they differ from earlier ones with `log_prefixes`. With `tracing`, each
+    request is a span. Unknown fields of requests are ignored, or with `strict_requests` an error. Without an
+    `admin_key` the paths below `/admin/` are disabled. Without a `response_store` no responses are stored.
     """
     tenants = tenants or Tenants()
     app = FastAPI(title="AetherMind", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -104,7 +106,9 @@ def create_app(
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "X-Should-Retry", "Retry-After"],
         )
-    app.add_middleware(Observer, metrics=state.metrics, log_prompts=log_prompts, tracing=tracing)
+    app.add_middleware(
+        Observer, metrics=state.metrics, log_prompts=log_prompts, log_prefixes=log_prefixes, tracing=tracing
+    )
     _add_probes(app)
     documented = (
         *(openai_routes, stored_routes, messages_routes, count_router, management_routes, token_routes),

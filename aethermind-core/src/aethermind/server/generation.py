@@ -214,6 +214,10 @@ class Generation:
         record.generations.append(generation)
         if record.prompts is not None:
             record.prompts.append(prompt.token_ids if prompt.text is None else prompt.text)
+        common = None
+        if record.recent_prompts is not None:
+            scope = (self._model.parent or "", self._model.name, self._options.tenant, self._options.cache_salt)
+            common = record.recent_prompts.add(record.request_id, scope, prompt.token_ids)
         try:
             with self._metrics.observing(generation):
                 async with aclosing(deltas):
@@ -223,6 +227,9 @@ class Generation:
                         yield index, delta
         finally:
             self._ticket.charge(generation.num_output_tokens)
+            if common is not None:
+                block_size, decode = self._model.info.block_size, self._model.tokenizer.decode
+                record.prefixes.append(common.describe(generation.num_cached_tokens, block_size, decode))
 
     def _request_id(self, index: int) -> str:
         return f"{self._record.request_id}-{index}"

@@ -8,9 +8,11 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from starlette.datastructures import Headers, MutableHeaders
 
 from aethermind.log import get_logger, quoted
@@ -19,8 +21,9 @@ from aethermind.server.anthropic import is_messages_path
 from aethermind.server.openai.errors import LIMIT_CODES, as_api_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    import numpy.typing as npt
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from aethermind.engine.requests.output_delta import OutputDelta
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from aethermind.server.observation.metrics import Metrics
     from aethermind.server.observation.tracing import Tracing
 
-__all__ = ["EmbeddingRecord", "GenerationRecord", "HttpRecord", "Observer", "log_request"]
+__all__ = ["EmbeddingRecord", "GenerationRecord", "HttpRecord", "Observer", "RecentPrompts", "log_request"]
 
 _PROBES = frozenset({"/health", "/ready", "/metrics", "/version"})
 
@@ -112,6 +115,60 @@ class EmbeddingRecord:
     num_prompt_tokens: int
 
 
+_NUM_RECENT_PROMPTS = 64
+_SHOWN_TOKENS = 8
+
+
+class CommonPrefix(NamedTuple):
+    """The longest prefix that a prompt has in common with a recent one, that of `request_id`, in tokens.
+
+    `before` and `after` are the tokens that follow it in the recent prompt and in the new one.
+    """
+
+    num_tokens: int
+    request_id: str
+    before: list[int]
+    after: list[int]
+
+    def describe(self, num_cached_tokens: int, block_size: int, decode: Callable[[list[int]], str]) -> str:
+        """Say where the prompts differ, and which common tokens were not found in the prefix cache."""
+        if not self.num_tokens:
+            return "no recent prompt begins with the same tokens"
+        text = f"the first {self.num_tokens} tokens are those of {self.request_id}"
+        if self.before:
+            text += f", then {decode(self.before)!r} became {decode(self.after)!r}"
+        num_lost = self.num_tokens // block_size * block_size - num_cached_tokens
+        if num_lost > block_size:
+            text += (
+                f"; {num_lost} of them were not cached: evicted, not published yet, or behind the last snapshot of a "
+                "recurrent state"
+            )
+        return text
+
+
+class RecentPrompts:
+    """The tokens of recent prompts, to say why a prompt was not found in the prefix cache. Mutable."""
+
+    def __init__(self) -> None:
+        self._prompts: deque[tuple[str, tuple[str | bytes, ...], npt.NDArray[np.int64]]] = deque(
+            maxlen=_NUM_RECENT_PROMPTS
+        )
+
+    def add(self, request_id: str, scope: tuple[str | bytes, ...], token_ids: Sequence[int]) -> CommonPrefix:
+        """Add a prompt, and compare it with the recent ones of the same `scope`, within which blocks are shared."""
+        prompt = np.asarray(token_ids, np.int64)
+        longest = CommonPrefix(0, "", [], [])
+        for earlier_id, earlier_scope, earlier in reversed(self._prompts):
+            size = min(len(earlier), len(prompt)) if earlier_scope == scope else 0
+            differs = earlier[:size] != prompt[:size]
+            num_common = int(differs.argmax()) if differs.any() else size
+            if num_common > longest.num_tokens:
+                before, after = (ids[num_common : num_common + _SHOWN_TOKENS].tolist() for ids in (earlier, prompt))
+                longest = CommonPrefix(num_common, earlier_id, before, after)
+        self._prompts.append((request_id, scope, prompt))
+        return longest
+
+
 @dataclass(slots=True)
 class HttpRecord:
     """One HTTP request. `request_id` is the server's id; `client_id` is the client's own, which is not unique.
@@ -138,6 +195,10 @@ class HttpRecord:
     is_stream: bool = False
     prompts: list[str | Sequence[int]] | None = None
     """The prompts, only if the server logs them."""
+    recent_prompts: RecentPrompts | None = None
+    """What prompts are compared with, only if the server logs prefixes."""
+    prefixes: list[str] = field(default_factory=list)
+    """What each prompt has in common with recent ones."""
     generations: list[GenerationRecord] = field(default_factory=list)
     embedding: EmbeddingRecord | None = None
 
@@ -175,16 +236,23 @@ class Observer:
 
     `X-Request-Id` of a response, for Anthropic's clients `Request-Id`, is the server's id. The client's own id is only
     repeated, as `X-Client-Request-Id` and in the log. Unexpected exceptions become a 500 here, so that they are
-    counted, too. Records, and so the log, contain prompts only with `log_prompts`. With `tracing`, each request is a
-    span.
+    counted, too. Records, and so the log, contain prompts only with `log_prompts`, and the places where prompts differ
+    only with `log_prefixes`. With `tracing`, each request is a span.
     """
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, *, log_prompts: bool = False, tracing: Tracing | None = None
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        *,
+        log_prompts: bool = False,
+        log_prefixes: bool = False,
+        tracing: Tracing | None = None,
     ) -> None:
         self._app = app
         self._metrics = metrics
         self._log_prompts = log_prompts
+        self._recent_prompts = RecentPrompts() if log_prefixes else None
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -194,6 +262,7 @@ class Observer:
         client = (scope.get("client") or (None,))[0]
         record = HttpRecord(f"req_{uuid.uuid4().hex}", scope["method"], scope["path"], client, _client_id(scope))
         record.prompts = [] if self._log_prompts else None
+        record.recent_prompts = self._recent_prompts
         state = scope.setdefault("state", {})
         state["record"] = record
         state["request_id"] = record.request_id
@@ -279,5 +348,6 @@ def _fields(record: HttpRecord) -> dict[str, Any]:
         "request_id": record.request_id,
         "client_request_id": record.client_id,
         "prompts": record.prompts or None,
+        "prefix": "; ".join(record.prefixes) or None,
     }
     return {name: value for name, value in fields.items() if value is not None}
