@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
 
 from aethermind.engine.engine import Engine
 from aethermind.engine.loading.weight_formats import format_uses
 from aethermind.engine.policies import ignored_options
+from aethermind.errors import ConfigError
 from aethermind.log import get_logger
 from aethermind.model.hub import title_of
+
+if TYPE_CHECKING:
+    from aethermind.engine.loading.compiled_model import CompiledModel
 
 __all__ = ["ModelInfo", "describe_model", "log_loaded"]
 
@@ -48,6 +53,8 @@ class ModelInfo:
     """Those of `kv_cache_bytes` that are recurrent states, a fixed number for each of the requests that run at once."""
     has_context_shift: bool = False
     """Whether prompts and answers may be longer than the context (see `engine.scheduling.context_shift`)."""
+    is_embedding_model: bool = False
+    """Whether the model was trained for vectors of texts: an encoder, or one whose files say how to pool."""
 
 
 def log_loaded(info: ModelInfo) -> None:
@@ -103,4 +110,12 @@ def describe_model(engine: Engine, load_s: float) -> ModelInfo:
         adapters=tuple(compiled.config.adapters or ()),
         state_bytes=compiled.cache_spec.num_slots * compiled.cache_spec.bytes_per_slot,
         has_context_shift=engine.context_shift is not None,
+        is_embedding_model=_is_embedding_model(compiled),
     )
+
+
+def _is_embedding_model(compiled: CompiledModel) -> bool:
+    try:
+        return not compiled.generates or compiled.source.pooling() is not None
+    except ConfigError:  # the error of a request for an embedding says what is wrong
+        return True

@@ -1,11 +1,15 @@
-"""`/v1/embeddings`: embeddings of texts, which are the model's pooled and normalised hidden states."""
+"""`/v1/embeddings`: embeddings of texts, which are the model's pooled and normalised hidden states; `/v1/score` and
+`/v1/rerank`: the cosine similarities of texts by their embeddings.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fastapi import Request, Response
@@ -14,9 +18,11 @@ from fastapi.responses import JSONResponse
 from aethermind.engine.requests.prompt_reader import EnginePrompt, TextToEmbed
 from aethermind.errors import ContextLengthError, RequestTimeoutError
 from aethermind.server.cancellation import unless_disconnected
+from aethermind.server.generation import response_id
 from aethermind.server.observation.observer import EmbeddingRecord
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.json_body import StrictModel
+from aethermind.server.openai.request_fields import renamed_fields
 from aethermind.server.openai.serving import CLIENT_CLOSED_REQUEST, TextsOrTokens, engine_prompts
 from aethermind.server.openai.unknown_fields import UNSUPPORTED_IN_EMBEDDINGS, UnsupportedField
 
@@ -32,7 +38,7 @@ if TYPE_CHECKING:
 
     Vectors = Sequence[npt.NDArray[np.float32]]
 
-__all__ = ["EmbeddingRequest", "embed"]
+__all__ = ["EmbeddingRequest", "RerankRequest", "ScoreRequest", "embed", "rerank", "score"]
 
 MAX_INPUTS = 2048
 """The limit of OpenAI's API."""
@@ -55,6 +61,54 @@ class EmbeddingRequest(StrictModel):
     pooling: Literal["last", "mean", "cls"] | None = None
 
 
+class ScoreRequest(StrictModel):
+    """The body of a request for similarities, in vLLM's shape: of one text to each of several, or of pairs."""
+
+    unsupported: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_IN_EMBEDDINGS
+
+    model: str
+    text_1: str | list[str]
+    text_2: str | list[str]
+    truncate_prompt_tokens: Literal[-1] | None = None
+    user: str | None = None
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """The pairs of texts. ApiError 400 for two lists of different lengths."""
+        first = [self.text_1] if isinstance(self.text_1, str) else self.text_1
+        second = [self.text_2] if isinstance(self.text_2, str) else self.text_2
+        if len(first) == 1:
+            first = first * len(second)
+        if not first or len(first) != len(second):
+            raise ApiError(
+                400,
+                f"text_1 has {len(first)} texts and text_2 {len(second)}; give one and several, or as many of both.",
+                param="text_2",
+            )
+        return list(zip(first, second, strict=True))
+
+
+class Document(StrictModel):
+    """A document of a request to rerank."""
+
+    location = "documents"
+    text: str
+
+
+class RerankRequest(StrictModel):
+    """The body of a request to rerank, in the shape of Jina's and Cohere's APIs and of vLLM."""
+
+    unsupported: ClassVar[Mapping[str, UnsupportedField]] = UNSUPPORTED_IN_EMBEDDINGS
+
+    model: str
+    query: str
+    documents: list[str | Document]
+    top_n: int | None = None
+    return_documents: bool | None = None
+    truncation: bool | None = None
+    truncate_prompt_tokens: Literal[-1] | None = None
+    user: str | None = None
+
+
 _CHARS_PER_TOKEN = 16
 """Upper bound of the mean characters per token of a text that is truncated."""
 
@@ -62,13 +116,87 @@ EmbeddingBody = Callable[["ServedModel", "Vectors", int], dict[str, Any]]
 """Returns the body of a response for the model, the embeddings of the texts, and their number of tokens."""
 
 
+async def score(request: Request, body: ScoreRequest) -> Response:
+    """Answer a request for the cosine similarities of pairs of texts."""
+    pairs = body.pairs()
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    index_of = {text: index for index, text in enumerate(texts)}
+
+    def response_body(model: ServedModel, vectors: Vectors, num_tokens: int) -> dict[str, Any]:
+        values = (float(vectors[index_of[one]] @ vectors[index_of[other]]) for one, other in pairs)
+        data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(values)]
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        fields = {"id": response_id(request.state.request_id, "score-"), "object": "list", "created": int(time.time())}
+        return {**fields, "model": model.name, "data": data, "usage": usage}
+
+    embedding = EmbeddingRequest(model=body.model, input=texts, user=body.user)
+    with renamed_fields({"input": "text_1"}):
+        return await embed(
+            request,
+            embedding,
+            response_body,
+            truncates=body.truncate_prompt_tokens is not None,
+            check=partial(_check_scores, endpoint="Scores"),
+        )
+
+
+async def rerank(request: Request, body: RerankRequest) -> Response:
+    """Answer a request to order documents by the cosine similarity of their embeddings to that of the query."""
+    texts = [document if isinstance(document, str) else document.text for document in body.documents]
+    if not texts:
+        raise ApiError(400, "documents is an empty list; give it a text.", param="documents")
+    if body.top_n is not None and body.top_n < 0:
+        raise ApiError(400, "top_n is negative; leave it out for all documents.", param="top_n", code="invalid_value")
+
+    def response_body(model: ServedModel, vectors: Vectors, num_tokens: int) -> dict[str, Any]:
+        query, *others = vectors
+        scores = [float(query @ vector) for vector in others]
+        order = sorted(range(len(texts)), key=lambda index: -scores[index])
+        results = []
+        for index in order[: body.top_n or None]:
+            result: dict[str, Any] = {"index": index, "relevance_score": scores[index]}
+            results.append(result | ({} if body.return_documents is False else {"document": {"text": texts[index]}}))
+        usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+        fields = {"id": response_id(request.state.request_id, "rerank-"), "model": model.name}
+        return {**fields, "usage": usage, "results": results}
+
+    embedding = EmbeddingRequest(model=body.model, input=[body.query, *texts], user=body.user)
+    with renamed_fields({"input": "documents"}):
+        return await embed(
+            request,
+            embedding,
+            response_body,
+            truncates=body.truncation is not False and (body.truncation or body.truncate_prompt_tokens is not None),
+            check=partial(_check_scores, endpoint="Reranking"),
+        )
+
+
+def _check_scores(model: ServedModel, *, endpoint: str) -> None:
+    """ApiError 400 for a model whose embeddings are not made to be compared."""
+    architecture = model.info.architecture
+    if architecture.endswith("ForSequenceClassification"):
+        reason = f"{model.name} is a cross-encoder ({architecture}), whose classification head is not computed"
+    elif not model.info.is_embedding_model:
+        reason = f"{model.name} generates text, and its files do not say that it embeds texts"
+    else:
+        return
+    raise ApiError(
+        400, f"{endpoint} needs an embedding model: {reason}. Serve a sentence encoder.", code="not_an_embedding_model"
+    )
+
+
 async def embed(
-    request: Request, body: EmbeddingRequest, response_body: EmbeddingBody | None = None, *, truncates: bool = False
+    request: Request,
+    body: EmbeddingRequest,
+    response_body: EmbeddingBody | None = None,
+    *,
+    truncates: bool = False,
+    check: Callable[[ServedModel], None] | None = None,
 ) -> Response:
     """Answer an embedding request. ApiError 499 if it is cancelled by its id: no part of its answer is of use.
 
     The default of `response_body` is OpenAI's. With `truncates` only the beginning of a text that exceeds the context
-    is embedded; otherwise such a text is a ContextLengthError.
+    is embedded; otherwise such a text is a ContextLengthError. `check` may refuse the model by an ApiError.
     """
     state, record = request.app.state, request.state.record
     state.models.status(body.model)  # an unknown model is the first error
@@ -85,9 +213,8 @@ async def embed(
     with state.in_flight_requests.registered(
         record.request_id, tenant.id, cancel, request.state.abort, record.client_id
     ):
-        answer = await unless_disconnected(
-            request, _answer(request, body, prompts, response_body or _openai_body(body), truncates), cancelled
-        )
+        work = _answer(request, body, prompts, response_body or _openai_body(body), truncates, check)
+        answer = await unless_disconnected(request, work, cancelled)
     if answer is None and cancelled.done():
         raise ApiError(CLIENT_CLOSED_REQUEST, "The request was cancelled.", code="request_cancelled")
     return Response(status_code=CLIENT_CLOSED_REQUEST) if answer is None else JSONResponse(answer)
@@ -99,6 +226,7 @@ async def _answer(
     prompts: Sequence[Prompt],
     response_body: EmbeddingBody,
     truncates: bool,
+    check: Callable[[ServedModel], None] | None,
 ) -> dict[str, Any]:
     """The body of the response. A cancellation releases what the request holds: its model, queue and engine."""
     state, record = request.app.state, request.state.record
@@ -106,6 +234,8 @@ async def _answer(
     async with AsyncExitStack() as resources:
         ticket = resources.enter_context(state.admission.admit(1, request.state.tenant))
         model = await resources.enter_async_context(state.models.lease(body.model))
+        if check is not None:
+            check(model)
         texts = [TextToEmbed.of(prompt) for prompt in prompts]
         if truncates:
             tokenized = await _read_beginnings(model, texts)

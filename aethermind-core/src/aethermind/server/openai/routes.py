@@ -13,7 +13,7 @@ from aethermind.server.generation import response_id
 from aethermind.server.openai.chat import ChatRequest
 from aethermind.server.openai.chat_response import ChatResponseBuilder
 from aethermind.server.openai.completions import CompletionRequest, CompletionResponseBuilder
-from aethermind.server.openai.embeddings import EmbeddingRequest, embed
+from aethermind.server.openai.embeddings import EmbeddingRequest, RerankRequest, ScoreRequest, embed, rerank, score
 from aethermind.server.openai.json_body import body_of, openapi_body
 from aethermind.server.openai.response_builder import ResponseObjectBuilder
 from aethermind.server.openai.responses import ResponseGenerationParams, ResponseRequest
@@ -138,3 +138,18 @@ async def embeddings(
 ) -> Response:
     """Compute an embedding of each text."""
     return await embed(request, body)
+
+
+@router.post("/v1/score", openapi_extra=openapi_body(ScoreRequest), response_model=None)
+@router.post("/score", include_in_schema=False, response_model=None)
+async def scores(request: Request, body: Annotated[ScoreRequest, Depends(body_of(ScoreRequest))]) -> Response:
+    """Compute the cosine similarity of each pair of texts."""
+    return await score(request, body)
+
+
+@router.post("/v1/rerank", openapi_extra=openapi_body(RerankRequest), response_model=None)
+@router.post("/v2/rerank", include_in_schema=False, response_model=None)
+@router.post("/rerank", include_in_schema=False, response_model=None)
+async def reranked(request: Request, body: Annotated[RerankRequest, Depends(body_of(RerankRequest))]) -> Response:
+    """Order documents by their similarity to a query."""
+    return await rerank(request, body)
