@@ -1,5 +1,5 @@
-// qkv_rope_cache_write of few tokens in one launch: quantised weights, heads that rotate as a whole without norms, and
-// a cache that is not quantised. Blocks have pairs of tiles, ordered q, k, v (see common/rotated_heads.cuh).
+// qkv_rope_cache_write of few tokens in one launch: weights of up to four bits, heads that rotate as a whole without
+// norms, and a cache that is not quantised. Blocks have pairs of tiles, ordered q, k, v (see common/rotated_heads.cuh).
 
 #include "common/dependent_launch.cuh"
 #include "common/quantized_gemv.cuh"
@@ -67,9 +67,6 @@ __device__ __forceinline__ void project_rotated(const RotatedProjection& call) {
 #define AETHER_QKV_ROPE_HALF(format, bits, term) \
   AETHER_QKV_ROPE(format, bits, term, float16)   \
   AETHER_QKV_ROPE(format, bits, term, bfloat16)
-AETHER_QKV_ROPE_HALF(int8, 8, kNone)
-AETHER_QKV_ROPE_HALF(int8_zp, 8, kZeroPoints)
-AETHER_QKV_ROPE_HALF(int8_offset, 8, kOffsets)
 AETHER_QKV_ROPE_HALF(int4, 4, kNone)
 AETHER_QKV_ROPE_HALF(int4_zp, 4, kZeroPoints)
 AETHER_QKV_ROPE_HALF(int4_offset, 4, kOffsets)

@@ -69,11 +69,11 @@ def test_projections_are_batch_invariant(opened: OpenDevice, name: str, head_dim
             assert single.swapaxes(1, 2).reshape(48, -1)[slot].tobytes() == together[slot].tobytes()
 
 
-@pytest.mark.parametrize("name", ["int4", "int4_zp_g128", "int8", "int8_offset", "int1"])
+@pytest.mark.parametrize("name", ["int4", "int4_zp_g128", "int4_offset", "int2", "int1"])
 @pytest.mark.parametrize(
     ("num_tokens", "head_dim", "has_bias"), [(1, 128, True), (3, 64, False), (8, 96, True), (5, 32, False)]
 )
-def test_few_tokens_of_quantised_weights_take_one_launch(
+def test_few_tokens_with_weights_of_up_to_four_bits_take_one_launch(
     opened: OpenDevice, name: str, num_tokens: int, head_dim: int, has_bias: bool
 ) -> None:
     """Several heads of keys; a token that is not written to the cache."""
@@ -94,10 +94,12 @@ def test_few_tokens_of_quantised_weights_take_one_launch(
     assert driver.launched[epilogue] == before[1]
 
 
-@pytest.mark.parametrize(("name", "most"), [("cuda", 32), ("cuda/cublaslt", 32), ("cuda/int4", 8)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("cuda", 32), ("cuda/cublaslt", 32), ("cuda/int8", 8), ("cuda/int4", 8)]
+)
 def test_few_tokens_of_a_layer_take_two_launches(name: str, most: int) -> None:
-    """Where heads have norms, with quantised weights, too."""
-    weight_format = "int4" if name == "cuda/int4" else "dense"
+    """Where heads have norms, with weights of few bits, too."""
+    weight_format = name.removeprefix("cuda/") if "int" in name else "dense"
     kernel = next(kernel for kernel in KERNELS if kernel.name == name and takes(kernel, weight_format))
     launches = {num_tokens: [*launches_of(kernel, num_tokens)] for num_tokens in (1, most, most + 1)}
     *few, many = (len(found) for found in launches.values())

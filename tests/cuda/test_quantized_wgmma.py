@@ -14,7 +14,12 @@ from tests.cuda.test_quantized_weights import kernel_for, packed
 
 from aethermind.hal import DType
 from aethermind.ops.weight_format import WeightFormat, parse_format
-from aethermind_cuda.kernels._quantized_wgmma import quantized_wgmma, quantized_wgmma_bytes, takes_quantized_wgmma
+from aethermind_cuda.kernels._quantized_wgmma import (
+    quantized_wgmma,
+    quantized_wgmma_bytes,
+    takes_quantized_wgmma,
+    wgmma_grid,
+)
 from aethermind_cuda.launch import DeviceArray, DeviceFacts, Launch
 from aethermind_cuda.quantized_weights import QuantizedLayout
 
@@ -94,6 +99,19 @@ def test_the_blocks_of_a_7b_model_occupy_the_gpu() -> None:
                 assert blocks <= 132
                 assert multiply.shared_bytes <= H200.shared_bytes
                 assert blocks >= (20 if num_outputs == 512 else 90)
+
+
+@pytest.mark.parametrize(
+    ("widths", "num_inputs", "warpgroups", "splits"),
+    [([3584, 512, 512], 3584, 3, 4), ([3584], 3584, 3, 6), ([3584], 18944, 4, 9), ([37888], 3584, 5, 1)],
+    ids=["qkv", "o", "down", "gate_up"],
+)
+def test_64_tokens_take_the_grid_that_a_card_measured_the_fastest(
+    widths: list[int], num_inputs: int, warpgroups: int, splits: int
+) -> None:
+    """Two warpgroups, which copy the inputs, take as long for a group as four."""
+    grid = wgmma_grid(64, widths, num_inputs, parse_format("int4"), H200)
+    assert (grid.warpgroups, grid.splits) == (warpgroups, splits)
 
 
 def test_the_workspace_suffices_for_fewer_tokens() -> None:

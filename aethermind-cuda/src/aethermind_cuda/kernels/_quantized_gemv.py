@@ -39,10 +39,9 @@ def quantized_gemv(
     arguments: Sequence[Any],
     x: DeviceArray,
     num_weights: int = 1,
-    max_warps: int | None = None,
 ) -> Launch | None:
     """The launch of one projection, or of both of a SwiGLU, for `sizes` (tokens, outputs, inputs); None where it does
-    not support `x`. `max_warps` are those of a block, by default the fastest for blocks that share a multiprocessor.
+    not support `x`.
 
     Results are batch-invariant: the summation order of a token does not depend on the number of tokens.
     """
@@ -52,11 +51,11 @@ def quantized_gemv(
     tiles = div_up(num_outputs, _TILE_OUTPUTS)
     num_groups = div_up(num_inputs, _GROUP_INPUTS)
     family = format_family(format)
-    most = _MAX_LIGHT_WARPS if family in ("int4", "int1") else _MAX_WARPS
+    max_warps = _MAX_LIGHT_WARPS if family in ("int4", "int1") else _MAX_WARPS
     if num_weights > 1:
-        most = _MAX_WARPS_OF_TWO_WEIGHTS
-    most = next((warps for least, warps in _MAX_WARPS_BY_TILES if tiles >= least), most)
-    warps = div_up(num_groups, div_up(num_groups, max_warps or most))
+        max_warps = _MAX_WARPS_OF_TWO_WEIGHTS
+    max_warps = next((warps for least, warps in _MAX_WARPS_BY_TILES if tiles >= least), max_warps)
+    warps = div_up(num_groups, div_up(num_groups, max_warps))
     entry = f"{source}_gemv_{family}_{x.dtype}"
     stages = _STAGES if format.bits * num_weights <= _MAX_GROUP_BITS else _STAGES_OF_LONG_GROUPS
     shared_bytes = warps * num_weights * (stages * staged_group_bytes(format) + _SUMS_BYTES)
