@@ -94,9 +94,7 @@ def test_few_tokens_with_weights_of_up_to_four_bits_take_one_launch(
     assert driver.launched[epilogue] == before[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "most"), [("cuda", 32), ("cuda/cublaslt", 32), ("cuda/int8", 8), ("cuda/int4", 8)]
-)
+@pytest.mark.parametrize(("name", "most"), [("cuda", 32), ("cuda/cublaslt", 32), ("cuda/int8", 8), ("cuda/int4", 8)])
 def test_few_tokens_of_a_layer_take_two_launches(name: str, most: int) -> None:
     """Where heads have norms, with weights of few bits, too."""
     weight_format = name.removeprefix("cuda/") if "int" in name else "dense"
