@@ -125,7 +125,7 @@ def test_all_is_all(smallest: Environment, environments: Environments) -> None:
     """Ours are installed; of what others make it is read what pip would install."""
     planned = smallest.would_install("aethermind[all]")
     third_party = {name for name in planned if not name.startswith("aethermind")}
-    assert third_party >= SERVER | {"redis", "llguidance", "opentelemetry-sdk"}
+    assert third_party >= SERVER | {"mcp", "redis", "llguidance", "opentelemetry-sdk"}
     assert not third_party & {"torch", "ray"}
     ours_of_all = [f"{name}=={version}" for name, version in planned.items() if name.startswith("aethermind")]
     environment = environments.make("--no-deps", "aethermind-core", "aethermind-cpu", *FAMILIES, *ours_of_all)

@@ -11,8 +11,7 @@ from tests.end_to_end.gguf_files import write_gguf
 from tests.end_to_end.models import DEMO
 
 from aethermind import LLM, Runtime
-from aethermind.errors import AetherMindError
-from aethermind.file_faults import remedy
+from aethermind.errors import AetherMindError, remedy
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 988097824\n"
 

@@ -24,8 +24,7 @@ import numpy.typing as npt
 
 from aethermind.checkpoint.gguf_blocks import BLOCK_TYPES, BlockType
 from aethermind.checkpoint.source import TensorInfo
-from aethermind.errors import CheckpointError, InvalidArgumentError
-from aethermind.file_faults import remedy
+from aethermind.errors import CheckpointError, InvalidArgumentError, remedy
 from aethermind.first_party import pip_install_command
 from aethermind.ops.quantization import row_chunks
 from aethermind.ops.weight_format import QuantizedWeight

@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from aethermind.checkpoint.remapped import StoredRows
 from aethermind.checkpoint.safetensors import SafetensorsFile
-from aethermind.errors import CheckpointError, ConfigError
-from aethermind.file_faults import remedy
+from aethermind.errors import CheckpointError, ConfigError, remedy
 
 __all__ = ["Adapter", "AdapterConfig", "LowRankUpdate"]
 

@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aethermind.checkpoint.source import TensorInfo, dtype_names
-from aethermind.errors import CheckpointError
-from aethermind.file_faults import remedy
+from aethermind.errors import CheckpointError, remedy
 
 __all__ = ["MAX_HEADER_BYTES", "SafetensorsFile"]
 

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from aethermind.checkpoint.safetensors import SafetensorsFile
 from aethermind.checkpoint.source import TensorFile, TensorInfo
 from aethermind.checkpoint.torch_pickle import TorchFile
-from aethermind.errors import CheckpointError
-from aethermind.file_faults import remedy
+from aethermind.errors import CheckpointError, remedy
 from aethermind.plugins.compatibility import deprecated_fields
 
 __all__ = ["Checkpoint"]

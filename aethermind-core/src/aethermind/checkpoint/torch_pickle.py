@@ -17,8 +17,7 @@ from typing import Any, NoReturn
 import numpy.typing as npt
 
 from aethermind.checkpoint.source import TensorInfo
-from aethermind.errors import CheckpointError
-from aethermind.file_faults import remedy
+from aethermind.errors import CheckpointError, remedy
 from aethermind.first_party import pip_install_command
 
 __all__ = ["TorchFile"]

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from aethermind.errors import ConfigError
-from aethermind.file_faults import remedy
+from aethermind.errors import ConfigError, remedy
 
 __all__ = [
     "architecture_name",

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aethermind.errors import TokenizerError
-from aethermind.file_faults import remedy
+from aethermind.errors import TokenizerError, remedy
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken

@@ -11,8 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aethermind.errors import TokenizerError
-from aethermind.file_faults import remedy
+from aethermind.errors import TokenizerError, remedy
 from aethermind.first_party import pip_install_command
 from aethermind.text.bpe_vocabularies import without_first_space
 from aethermind.text.chat_templates import read_chat_templates

@@ -5,6 +5,7 @@ conversation   messages and settings as data, and their JSON files
 readers        entries from a terminal or a pipe
 slash          the commands that begin with a slash
 chat_models    a model loaded in this process, or the model of a server
+mcp_tools      tools of MCP servers
 terminal       echo, word wrap, the history of typed lines
 """
 
@@ -33,6 +34,7 @@ from aethermind.first_party import pip_install_command
 
 if TYPE_CHECKING:
     from aethermind.cli.chat.chat_models import ChatModel, ServerChatModel
+    from aethermind.cli.chat.mcp_tools import McpTools
     from aethermind.cli.chat.readers import Reader
     from aethermind.llm import LLM
 
@@ -43,6 +45,7 @@ EXAMPLES = console.examples(
     'aethermind chat --system "You are brief." --temperature 0.2 --stats',
     'echo "Hello there" | aethermind chat --max-tokens 40',
     "aethermind chat --url http://127.0.0.1:8000",
+    'aethermind chat --mcp "uvx mcp-server-git" --mcp http://127.0.0.1:9000/mcp',
 )
 
 RUN_EXAMPLES = console.examples(
@@ -59,6 +62,8 @@ _SERVER_OPTIONS = frozenset(
         "system",
         "stats",
         "history",
+        "mcp",
+        "mcp_allow",
         "config_file",
         "print_config",
         "log_level",
@@ -84,6 +89,18 @@ def chat(
     execution: ExecutionOptions,
     stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Print tokens and speed of each answer.")] = False,
     history: options.History,
+    mcp: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COMMAND|URL",
+            help="Let the model use the tools of an MCP server: a command, or the URL of one with streamable HTTP. "
+            "Each call needs your consent. Can be repeated.",
+        ),
+    ] = None,
+    mcp_allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TOOL", help="Run this tool of an MCP server without asking. Can be repeated."),
+    ] = None,
 ) -> None:
     """Hold a conversation with a chat model.
 
@@ -97,12 +114,14 @@ def chat(
 
     given = sampling.given()
     with ExitStack() as stack:
+        used = stack.enter_context(_open_tools(mcp)) if mcp else None
+        tools = [] if used is None else used.functions
+        repl: dict[str, Any] = {"tools": used, "allowed_tools": mcp_allow or (), "has_stats": stats}
         if url is not None:
             _check_flags(ctx)
-            server = stack.enter_context(
-                closing(_server(url, model if is_on_command_line(ctx, "model") else None, api_key))
-            )
-            _chat(server, server.model, f"at {url}", system, given, has_stats=stats, has_history=history)
+            name = model if is_on_command_line(ctx, "model") else None
+            server = stack.enter_context(closing(_server(url, name, api_key, tools)))
+            _chat(server, server.model, f"at {url}", system, given, has_history=history, **repl)
             return
         adapter = options.chosen_adapter(model_options.adapters)
         chosen = None if chat_template is None else ChosenTemplate.read(chat_template)
@@ -112,7 +131,8 @@ def chat(
         _check_template(llm, name, template)
         given = with_defaults({**SAMPLING_DEFAULTS, **llm.sampling_defaults}, given)
         place = f"on {llm.info.device} {llm.info.dtype}"
-        _chat(LocalChatModel(llm, template, adapter), name, place, system, given, has_stats=stats, has_history=history)
+        chat_model = LocalChatModel(llm, template, adapter, tools)
+        _chat(chat_model, name, place, system, given, has_history=history, **repl)
 
 
 @wraps(chat)
@@ -131,10 +151,10 @@ def _chat(
     system: str | None,
     sampling: dict[str, Any],
     *,
-    has_stats: bool,
     has_history: bool,
+    **options: Any,
 ) -> None:
-    """Run the conversation on the terminal or through a pipe."""
+    """Run the conversation on the terminal or through a pipe. `options` are those of `Repl`."""
     from aethermind.cli.chat.conversation import Conversation
     from aethermind.cli.chat.readers import PipeReader, TerminalReader
     from aethermind.cli.chat.repl import Repl
@@ -143,7 +163,7 @@ def _chat(
 
     is_interactive = console.is_terminal(sys.stdin) and console.is_terminal(sys.stdout)
     reader: Reader = TerminalReader(tuple(COMMANDS)) if is_interactive else PipeReader(sys.stdin.buffer)
-    repl = Repl(chat_model, Conversation(name, system, sampling), reader, has_stats=has_stats)
+    repl = Repl(chat_model, Conversation(name, system, sampling), reader, **options)
     if is_interactive:
         repl.print_note(f"{name} {place} · /help shows commands, Ctrl-D leaves")
     elif console.is_terminal(sys.stdin):
@@ -153,11 +173,17 @@ def _chat(
         repl.run()
 
 
-def _server(url: str, model: str | None, api_key: list[str] | None) -> ServerChatModel:
+def _open_tools(servers: list[str]) -> McpTools:
+    from aethermind.cli.chat.mcp_tools import McpTools
+
+    return McpTools(servers)
+
+
+def _server(url: str, model: str | None, api_key: list[str] | None, tools: list[dict[str, Any]]) -> ServerChatModel:
     from aethermind.cli.chat.chat_models import ServerChatModel
 
     try:
-        return ServerChatModel(url, model, api_key[0] if api_key else None)
+        return ServerChatModel(url, model, api_key[0] if api_key else None, tools)
     except ImportError as error:
         raise SettingsError(
             f"`chat --url` needs {error.name}. Run `{pip_install_command('aethermind[serve]')}`."

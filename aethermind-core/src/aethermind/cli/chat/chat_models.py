@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,14 +18,19 @@ from aethermind.cli.openai_client import (
     error_of,
 )
 from aethermind.cli.progress import PrefillProgress
+from aethermind.engine.requests.request import RequestOptions
 from aethermind.errors import AetherMindError, ContextLengthError, EngineDeadError, InvalidArgumentError
+from aethermind.text.answer_parser import new_parser
+from aethermind.text.answer_parts import Reasoning, ToolCall
 from aethermind.text.chat_prompt import ConversationTokenCache
 
 if TYPE_CHECKING:
     import httpx
 
     from aethermind.cli.chat.conversation import Conversation
+    from aethermind.engine.requests.output import RequestOutput
     from aethermind.llm import LLM
+    from aethermind.text.answer_parts import PartParser
 
 __all__ = ["ChatModel", "ChatReply", "LocalChatModel", "ServerChatModel"]
 
@@ -47,6 +52,8 @@ class ChatReply:
     seed: int | None = None
     ttft_s: float | None = None
     decode_s: float | None = None
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    """Calls of a complete reply, in the format of the chat completions API."""
 
     @property
     def decode_tokens_per_s(self) -> float | None:
@@ -75,30 +82,37 @@ class LocalChatModel:
     interrupts_between_tokens = True
     default_settings: str | None = None
 
-    def __init__(self, llm: LLM, chat_template: str | None = None, adapter: str = "") -> None:
+    def __init__(
+        self, llm: LLM, chat_template: str | None = None, adapter: str = "", tools: Sequence[dict[str, Any]] = ()
+    ) -> None:
         self.max_model_len: int | None = None if llm.info.has_context_shift else llm.info.max_model_len
         self._llm = llm
         self._memory = ConversationTokenCache(llm.tokenizer)
         self._chat_template = chat_template
         self._adapter = adapter
+        self._tools = list(tools)
 
     def reply(self, conversation: Conversation, attempt: int) -> Generator[ChatReply, None, None]:
         """Yield the reply so far; keys and values of earlier turns come from the prefix cache."""
         params = conversation.params(attempt)
-        prompt, template = conversation.prompt(), self._chat_template
-        stream = self._llm.stream_chat(
-            prompt, params, memory=self._memory, adapter=self._adapter, chat_template=template
-        )
+        messages = [_with_parsed_arguments(message) for message in conversation.prompt()]
+        options: dict[str, Any] = {"chat_template": self._chat_template}
+        calls = None
+        if self._tools:
+            calls = _CallReader(self._llm, self._tools)
+            options |= {"tools": self._tools, "options": RequestOptions(visible_token_ids=calls.visible_token_ids)}
+        stream = self._llm.stream_chat(messages, params, memory=self._memory, adapter=self._adapter, **options)
         with PrefillProgress(self._llm) as prefill, closing(stream) as outputs:
             for output in outputs:
                 prefill.stop()
                 completion, times = output.outputs[0], output.metrics
+                text, tool_calls = (completion.text, ()) if calls is None else calls.read(output)
                 ttft_s = decode_s = None
                 if times.first_token_s is not None:
                     ttft_s = times.first_token_s - times.arrival_s
                     decode_s = None if times.finished_s is None else times.finished_s - times.first_token_s
                 yield ChatReply(
-                    completion.text,
+                    text,
                     completion.finish_reason,
                     len(output.prompt_token_ids),
                     output.num_cached_tokens,
@@ -106,7 +120,49 @@ class LocalChatModel:
                     None if params.is_greedy else params.seed,
                     ttft_s,
                     decode_s,
+                    tool_calls,
                 )
+
+
+def _with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with the arguments of its calls as objects, as chat templates want them."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
+        for call in message.get("tool_calls", ())
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+class _CallReader:
+    """Reads tool calls from the output of a model in this process. Mutable; one for each reply."""
+
+    def __init__(self, llm: LLM, tools: Sequence[dict[str, Any]]) -> None:
+        self._format = llm.engine.parts.answer_format.for_tokens(llm.tokenizer)
+        self._functions = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+        ids = (llm.tokenizer.token_to_id(token) for token in self._format.control_tokens)
+        self.visible_token_ids = tuple(token_id for token_id in ids if token_id is not None)
+        self._parser: PartParser | None = None
+        self._num_chars = 0
+        self._text = _TextAccumulator()
+        self._calls: list[dict[str, Any]] = []
+
+    def read(self, output: RequestOutput) -> tuple[str, tuple[dict[str, Any], ...]]:
+        """The text without calls, and once the reply is complete its calls."""
+        completion = output.outputs[0]
+        if self._parser is None:
+            is_thinking = self._format.is_thinking(output.prompt or "")
+            self._parser = new_parser(self._format, is_thinking=is_thinking, functions=self._functions)
+        parts = [*self._parser.push(completion.text[self._num_chars :])]
+        self._num_chars = len(completion.text)
+        if completion.finish_reason is not None:
+            parts += self._parser.finish()
+        for part in parts:
+            if isinstance(part, ToolCall):
+                function = {"name": part.name, "arguments": part.arguments}
+                self._calls.append({"id": f"call{len(self._calls):05}", "type": "function", "function": function})
+            else:
+                self._text.add({"reasoning_content" if isinstance(part, Reasoning) else "content": part.text})
+        return self._text.text, tuple(self._calls) if completion.finish_reason is not None else ()
 
 
 _REASONING_START, _REASONING_END = "<think>\n", "\n</think>\n\n"
@@ -119,10 +175,11 @@ class ServerChatModel:
     interrupts_between_tokens = False
     default_settings: str | None = "the server's"
 
-    def __init__(self, url: str, model: str | None, api_key: str | None) -> None:
+    def __init__(self, url: str, model: str | None, api_key: str | None, tools: Sequence[dict[str, Any]] = ()) -> None:
         """Connect and choose the model, the first one if `model` is None. Raises InvalidArgumentError."""
         import httpx
 
+        self._tools = list(tools)
         self._client = httpx.Client(**client_options(url, api_key))
         try:
             response = self._client.get("/v1/models")
@@ -166,7 +223,8 @@ class ServerChatModel:
         if "seed" in changed:
             changed["seed"] = conversation.params(attempt).seed
         streaming = {"stream": True, "stream_options": {"include_usage": True}}
-        return {"model": self.model, "messages": conversation.prompt(), **changed, **streaming}
+        body = {"model": self.model, "messages": conversation.prompt(), **changed, **streaming}
+        return {**body, "tools": self._tools} if self._tools else body
 
 
 class _TextAccumulator:
@@ -195,6 +253,7 @@ def _replies(response: httpx.Response, sent_s: float, seed: int | None) -> Itera
     accumulator, num_deltas = _TextAccumulator(), 0
     reason: str | None = None
     usage: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
     for event in _events(response):
         if "error" in event:
             error = event["error"] if isinstance(event["error"], dict) else {"message": str(event["error"])}
@@ -202,6 +261,8 @@ def _replies(response: httpx.Response, sent_s: float, seed: int | None) -> Itera
         usage = event.get("usage") or usage
         for choice in event.get("choices") or ():
             reason = choice.get("finish_reason") or reason
+            for part in (choice.get("delta") or {}).get("tool_calls") or ():
+                _add_call(calls, part)
             if accumulator.add(choice.get("delta") or {}):
                 last_s = time.perf_counter()
                 first_s = last_s if first_s is None else first_s
@@ -218,7 +279,18 @@ def _replies(response: httpx.Response, sent_s: float, seed: int | None) -> Itera
         seed,
         None if first_s is None else first_s - sent_s,
         None if first_s is None else last_s - first_s,
+        tuple(calls.values()),
     )
+
+
+def _add_call(calls: dict[int, dict[str, Any]], part: dict[str, Any]) -> None:
+    """Add a part of a streamed call; the parts of one call have the same index."""
+    function = {"name": "", "arguments": ""}
+    call = calls.setdefault(part.get("index") or 0, {"id": "", "type": "function", "function": function})
+    call["id"] = part.get("id") or call["id"]
+    for name, value in (part.get("function") or {}).items():
+        if name in function:
+            call["function"][name] += value or ""
 
 
 def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:

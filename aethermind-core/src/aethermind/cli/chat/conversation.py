@@ -29,11 +29,26 @@ _ALIASES = {"temp": "temperature"}
 
 @dataclass(frozen=True, slots=True)
 class ConversationMessage:
-    """A message of a role, `user` or `assistant`; `is_interrupted` marks a reply that was aborted."""
+    """A message of a role, `user`, `assistant` or `tool`; `is_interrupted` marks a reply that was aborted.
+
+    A reply may have `tool_calls`, in the format of the chat completions API; the messages of the role `tool` after it
+    are their results, each with the id of its call.
+    """
 
     role: str
     content: str
     is_interrupted: bool = False
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    tool_call_id: str | None = None
+
+    def for_prompt(self) -> dict[str, Any]:
+        """The message for a chat template, or for a server."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            message["tool_calls"] = list(self.tool_calls)
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
 
 
 @dataclass(slots=True)
@@ -56,10 +71,15 @@ class Conversation:
         """The last user message. Raises InvalidArgumentError if there is none."""
         return self.messages[self._last_user_index()].content
 
-    def prompt(self) -> list[dict[str, str]]:
+    @property
+    def pending_calls(self) -> tuple[dict[str, Any], ...]:
+        """The calls of the last reply, if nothing follows it."""
+        return self.messages[-1].tool_calls if self.messages else ()
+
+    def prompt(self) -> list[dict[str, Any]]:
         """Return the messages for the model's chat template, the system prompt included."""
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        return system + [{"role": message.role, "content": message.content} for message in self.messages]
+        system: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
+        return system + [message.for_prompt() for message in self.messages]
 
     def add_user_message(self, text: str) -> None:
         """Append a user message; it replaces a last one without a reply, as models expect alternating roles."""
@@ -67,9 +87,15 @@ class Conversation:
             self.messages.pop()
         self.messages.append(ConversationMessage("user", text))
 
-    def add_reply(self, text: str, *, is_interrupted: bool = False) -> None:
-        """Append the reply to the last user message."""
-        self.messages.append(ConversationMessage("assistant", text, is_interrupted))
+    def add_reply(
+        self, text: str, *, is_interrupted: bool = False, tool_calls: tuple[dict[str, Any], ...] = ()
+    ) -> None:
+        """Append the reply to the last user message, or to the results of calls."""
+        self.messages.append(ConversationMessage("assistant", text, is_interrupted, tool_calls))
+
+    def add_result(self, call_id: str, text: str) -> None:
+        """Append the result of a call."""
+        self.messages.append(ConversationMessage("tool", text, tool_call_id=call_id))
 
     def undo(self) -> str:
         """Remove the last user message with its reply; returns the message."""
@@ -169,18 +195,28 @@ def _as_record(message: ConversationMessage) -> dict[str, Any]:
     record: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.is_interrupted:
         record["interrupted"] = True
+    if message.tool_calls:
+        record["tool_calls"] = list(message.tool_calls)
+    if message.tool_call_id is not None:
+        record["tool_call_id"] = message.tool_call_id
     return record
 
 
 def _from_record(record: Any, where: str) -> ConversationMessage:
     _require(isinstance(record, Mapping), f"{where} is not an object")
+    names = ("role", "content", "interrupted", "tool_calls", "tool_call_id")
     for name in record:
-        _require(name in ("role", "content", "interrupted"), f"{where} has an unknown key {name!r}")
+        _require(name in names, f"{where} has an unknown key {name!r}")
     role, content, is_interrupted = record.get("role"), record.get("content"), record.get("interrupted", False)
-    _require(role in ("user", "assistant"), f"the role of {where} is {role!r}, neither 'user' nor 'assistant'")
+    roles = ("user", "assistant", "tool")
+    _require(role in roles, f"the role of {where} is {role!r}, neither 'user' nor 'assistant' nor 'tool'")
     _require(isinstance(content, str), f"the content of {where} is not a text")
     _require(isinstance(is_interrupted, bool), f'"interrupted" of {where} is neither true nor false')
-    return ConversationMessage(role, content, is_interrupted)
+    calls, call_id = record.get("tool_calls", []), record.get("tool_call_id")
+    is_list = isinstance(calls, list) and all(isinstance(call, dict) and "function" in call for call in calls)
+    _require(is_list, f'"tool_calls" of {where} is not a list of calls')
+    _require(call_id is None or isinstance(call_id, str), f'"tool_call_id" of {where} is not a text')
+    return ConversationMessage(role, content, is_interrupted, tuple(calls), call_id)
 
 
 def _require(condition: bool, problem: str) -> None:

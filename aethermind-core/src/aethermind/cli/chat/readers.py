@@ -40,6 +40,10 @@ class Reader(Protocol):
         """Let the user edit `text`; None if they cancel."""
         ...
 
+    def ask(self, question: str) -> str:
+        """Ask the user; returns the answer, empty if there is none."""
+        ...
+
 
 class _EntryParser:
     """Parses lines into entries: `/` begins a command, `//` a message that begins with a slash, `FENCE` a message of
@@ -88,6 +92,10 @@ class PipeReader(_EntryParser):
     def edit(self, text: str) -> str | None:
         """Raise InvalidArgumentError: a pipe cannot edit."""
         raise InvalidArgumentError("/edit needs a terminal, or the new text: /edit TEXT.")
+
+    def ask(self, question: str) -> str:
+        """Return an empty answer: nobody is there."""
+        return ""
 
     def _read_line(self, prompt: str) -> str | None:
         raw = self._stream.readline()
@@ -158,6 +166,14 @@ class TerminalReader(_EntryParser):
             return None
         finally:
             self._readline.set_startup_hook(None)
+
+    def ask(self, question: str) -> str:
+        """Ask the user; Ctrl-C and Ctrl-D are an empty answer."""
+        try:
+            return self._read_line(question) or ""
+        except KeyboardInterrupt:
+            print()
+            return ""
 
     def _read_line(self, prompt: str) -> str | None:
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from contextlib import closing, nullcontext
@@ -19,9 +20,15 @@ from aethermind.cli.console import TextWriter
 from aethermind.errors import AetherMindError, ContextLengthError, InvalidArgumentError, SettingsError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from aethermind.cli.chat.chat_models import ChatModel, ChatReply
+    from aethermind.cli.chat.mcp_tools import McpTools
 
 __all__ = ["Interrupt", "Repl", "Statistics", "describe"]
+
+_MAX_CALL_ROUNDS = 100
+"""Replies with calls to one message, which a model could go on with for ever."""
 
 
 @dataclass(slots=True)
@@ -73,14 +80,24 @@ class Repl:
     """One chat: its model, conversation and reader. Replies go to stdout, everything else to stderr."""
 
     def __init__(
-        self, chat_model: ChatModel, conversation: Conversation, reader: Reader, *, has_stats: bool = False
+        self,
+        chat_model: ChatModel,
+        conversation: Conversation,
+        reader: Reader,
+        *,
+        has_stats: bool = False,
+        tools: McpTools | None = None,
+        allowed_tools: Collection[str] = (),
     ) -> None:
+        """`tools` are run when the model calls them: those of `allowed_tools` at once, others if the user agrees."""
         self.chat_model = chat_model
         self.conversation = conversation
         self.reader = reader
         self.statistics = Statistics()
         self._has_stats = has_stats
         self._num_regenerations = 0
+        self._tools = tools
+        self._allowed_tools = set(allowed_tools)
 
     def run(self) -> None:
         """Run to the end of the entries, or to a command that ends the chat.
@@ -113,7 +130,7 @@ class Repl:
             self.conversation.add_user_message(entry.text)
             self._num_regenerations = 0
         if action is NextAction.ANSWER:
-            self._reply()
+            self._answer()
         return action is not NextAction.EXIT
 
     def _run_command(self, line: str) -> NextAction:
@@ -130,6 +147,36 @@ class Repl:
     def print_note(self, text: str) -> None:
         """Print a note that is not part of a reply."""
         console.print_note(console.printable(text))
+
+    def _answer(self) -> None:
+        """Reply, run the tools that the reply calls, and reply to their results, until a reply calls none."""
+        self._reply()
+        for _ in range(_MAX_CALL_ROUNDS):
+            calls = self.conversation.pending_calls
+            if self._tools is None or not calls:
+                return
+            for call in calls:
+                self.conversation.add_result(call["id"], self._run_tool(self._tools, call["function"]))
+            self._reply()
+
+    def _run_tool(self, tools: McpTools, function: dict[str, str]) -> str:
+        """Run a tool, if the user agrees; returns what the model is told."""
+        name, text = function["name"], function["arguments"]
+        self.print_note(f"[the model calls {name} with {text}]")
+        try:
+            arguments = json.loads(text)
+        except ValueError:
+            return "Error: the arguments are not JSON."
+        if not isinstance(arguments, dict):
+            return "Error: the arguments are not an object."
+        if name not in self._allowed_tools:
+            answer = self.reader.ask("Run it? y: yes, a: always, n: no > ").strip().lower()
+            if answer in ("a", "always"):
+                self._allowed_tools.add(name)
+            elif answer not in ("y", "yes"):
+                self.print_note(f"[{name} was not run; --mcp-allow {name} runs it without a question]")
+                return "Error: the user does not allow this call."
+        return tools.call(name, arguments)
 
     def _reply(self) -> None:
         """Generate and print a reply, and add it to the conversation."""
@@ -156,7 +203,8 @@ class Repl:
                 raise
         text = "" if reply is None else reply.text
         writer.finish(text)
-        self.conversation.add_reply(text, is_interrupted=reply is None or reply.finish_reason is None)
+        calls = () if reply is None else reply.tool_calls
+        self.conversation.add_reply(text, is_interrupted=reply is None or reply.finish_reason is None, tool_calls=calls)
         if reply is not None:
             self.statistics.add(reply)
             if self._has_stats:
