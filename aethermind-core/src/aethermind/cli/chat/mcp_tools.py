@@ -73,7 +73,7 @@ class McpTools:
         calling = tool.client.call_tool(tool.name, dict(arguments), _TIMEOUT_S)
         try:
             result = asyncio.run_coroutine_threadsafe(calling, self._loop).result()
-        except Exception as error:  # the server's, or the connection's, which the model is told
+        except Exception as error:  # the server's, or the connection's, as a result for the model
             return f"Error: {describe_exception(error)}"
         text = "\n".join(getattr(block, "text", f"[{block.type}]") for block in result.content)
         return f"Error: {text}" if result.is_error else text

@@ -94,7 +94,7 @@ class PipeReader(_EntryParser):
         raise InvalidArgumentError("/edit needs a terminal, or the new text: /edit TEXT.")
 
     def ask(self, question: str) -> str:
-        """Return an empty answer: nobody is there."""
+        """Return an empty answer, because a pipe has no user."""
         return ""
 
     def _read_line(self, prompt: str) -> str | None:

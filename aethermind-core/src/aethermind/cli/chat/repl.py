@@ -160,7 +160,7 @@ class Repl:
             self._reply()
 
     def _run_tool(self, tools: McpTools, function: dict[str, str]) -> str:
-        """Run a tool, if the user agrees; returns what the model is told."""
+        """Run a tool, if the user agrees; returns the result for the model."""
         name, text = function["name"], function["arguments"]
         self.print_note(f"[the model calls {name} with {text}]")
         try:
