@@ -25,6 +25,7 @@ OF_ONE_CALL = {
     *("diff", "tokens", "no_fuse", "rtol", "atol", "trace", "formats", "first_formats", "requests"),
     *("results", "input_file", "output_file", "resume"),
     *("to", "out", "force", "imatrix", "imatrix_tokens", "quality", "quality_tokens"),
+    *("mcp", "mcp_allow"),
 }
 
 

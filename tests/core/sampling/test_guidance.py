@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,6 +54,42 @@ def test_a_choice_allows_the_beginnings_of_its_strings(grammars: Grammars, token
             assert token_id in allowed(guide, output)
             output.append(token_id)
         assert allowed(guide, output) == {EOS}
+
+
+@pytest.mark.parametrize("is_special", [True, False])
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"choice": ("<think>no</think>",)},
+        {"choice": ("<think>no</think>", "yes")},
+        {"regex": "<think>[a-c]{2}</think>x"},
+        {"regex": r"(<think>)(no|yes)<\/think>"},
+        {"json": {"const": "<think>"}},
+    ],
+    ids=str,
+)
+def test_a_constraint_may_have_the_text_of_an_added_token(
+    tokenizer: Tokenizer, wanted: dict[str, Any], is_special: bool
+) -> None:
+    """As ordinary tokens: Qwen3 has `<think>` among its added tokens. Their ids are never allowed."""
+    added = json.loads(tokenizer.as_json())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": is_special}
+    names = ("<think>", "</think>")
+    added["added_tokens"] += [{"id": VOCAB_SIZE + n, "content": name, **flags} for n, name in enumerate(names)]
+    guide = Grammars(lambda: json.dumps(added), VOCAB_SIZE + 32, [EOS]).guide(StructuredOutputs(**wanted))
+    assert isinstance(guide, TokenGuide)
+    output: list[int] = []
+    mask = np.zeros((VOCAB_SIZE + 32) // 32, np.int32)
+    while EOS not in output:
+        output += guide.forced(output)
+        if EOS in output:
+            break
+        assert guide.fill(output, mask) is None
+        allowed_ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        assert allowed_ids.max() < VOCAB_SIZE
+        output.append(int(allowed_ids[0]))
+    text = tokenizer.decode(output)
+    assert text == json.dumps("<think>") if "json" in wanted else re.fullmatch("<think>.*|yes", text)
 
 
 @pytest.mark.parametrize(

@@ -164,15 +164,29 @@ class Grammars:
     @cached_property
     def _tokens(self) -> Any:
         """The vocabulary in the library's form."""
+        return self._read_tokens(self._tokenizer_json())
+
+    @cached_property
+    def _tokens_of_text(self) -> Any:
+        """The vocabulary without texts of added tokens, for constraints that have such a text in them.
+
+        The library lets no text match an added token, and yet tokenises text that it forces to added tokens, which it
+        then refuses. Without the names of added tokens, the text is ordinary tokens.
+        """
+        return self._read_tokens(_with_renamed_tokens(self._tokenizer_json(), self._added_tokens))
+
+    def _read_tokens(self, tokenizer_json: str) -> Any:
         if not self._eos_token_ids:
             raise InvalidArgumentError(
                 "Structured output needs a model with an end-of-text token, and this one's config.json, "
                 "generation_config.json and tokenizer name none. Set eos_token_id in config.json."
             )
         try:
-            tokenizer_json = _without_unicode_normalization(self._tokenizer_json())
             return self._library.LLTokenizer(
-                tokenizer_json, n_vocab=self._vocab_size, eos_token=self._eos_token_ids, slices=_SLICES
+                _without_unicode_normalization(tokenizer_json),
+                n_vocab=self._vocab_size,
+                eos_token=self._eos_token_ids,
+                slices=_SLICES,
             )
         except (ValueError, RuntimeError) as error:
             raise InvalidArgumentError(
@@ -190,7 +204,11 @@ class Grammars:
             grammar = _grammar(self._library.LLMatcher, structured_outputs)
         except (ValueError, RecursionError) as error:
             raise _grammar_error(error) from None
-        return self._matcher(grammar)
+        if structured_outputs.grammar is None and any(
+            name in _texts(structured_outputs) for name in self._added_tokens
+        ):
+            return self._matcher(grammar, self._tokens_of_text)
+        return self._matcher(grammar, self._tokens)
 
     def _compile_tags(self, tags: StructuralTags) -> Future[dict[str, Any]]:
         """Compile the matcher of each trigger; lenient tags in a thread."""
@@ -219,13 +237,11 @@ class Grammars:
             get_logger(__name__).warning(message)
 
     def _tag_matcher(self, tags: StructuralTags, trigger: str, *, is_strict: bool = True) -> Any:
-        library = self._library
-        return self._matcher(
-            library.LLMatcher.grammar_from_lark(tags.grammar(trigger, self._added_tokens, is_strict=is_strict))
-        )
+        lark = tags.grammar(trigger, self._added_tokens, is_strict=is_strict)
+        return self._matcher(self._library.LLMatcher.grammar_from_lark(lark), self._tokens)
 
-    def _matcher(self, grammar: str) -> Any:
-        library, tokens = self._library, self._tokens
+    def _matcher(self, grammar: str, tokens: Any) -> Any:
+        library = self._library
         matcher = library.LLMatcher(tokens, grammar, log_level=0, limits=library.LLParserLimits(**_LIMITS))
         if reason := _invalid_start(matcher):
             raise _grammar_error(reason)
@@ -301,6 +317,29 @@ class TokenGuide:
             self._matcher.consume_tokens(list(output_token_ids[self._num_consumed :]))
             self._num_consumed = len(output_token_ids)
         return self._matcher
+
+
+def _texts(structured_outputs: StructuredOutputs) -> str:
+    """Return the text that a constraint is made of, without escapes."""
+    written = (structured_outputs.json, structured_outputs.regex, *(structured_outputs.choice or ()))
+    return "\n".join(filter(None, written)).replace("\\", "")
+
+
+def _with_renamed_tokens(tokenizer_json: str, names: Collection[str]) -> str:
+    """Return the tokenizer with added tokens of other names, which occur in no text; their ids are the same."""
+    tokenizer = json.loads(tokenizer_json)
+    renamed = {name: f"\ue000{name}\ue000" for name in names}
+    for token in tokenizer.get("added_tokens", ()):
+        token["content"] = renamed.get(token["content"], token["content"])
+    model = tokenizer["model"]
+    vocab = model.get("vocab")
+    if isinstance(vocab, dict):
+        model["vocab"] = {renamed.get(piece, piece): token_id for piece, token_id in vocab.items()}
+    elif isinstance(vocab, list):  # of a unigram model, with scores
+        model["vocab"] = [[renamed.get(piece, piece), score] for piece, score in vocab]
+    if model.get("unk_token") is not None:
+        model["unk_token"] = renamed.get(model["unk_token"], model["unk_token"])
+    return json.dumps(tokenizer, ensure_ascii=False)
 
 
 def _without_unicode_normalization(tokenizer_json: str) -> str:
