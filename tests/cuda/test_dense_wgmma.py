@@ -30,9 +30,7 @@ from aethermind_cuda.library import Cubins, KernelLibrary
 
 AT_ONCE = {1: 132, 4: 30}
 """Clusters of so many blocks that an H200 runs at once, as its driver says."""
-H200 = DeviceFacts(
-    (9, 0), 132, 227 << 10, allows_experimental=True, max_clusters=lambda launch: AT_ONCE[launch.grid[0]]
-)
+H200 = DeviceFacts((9, 0), 132, 227 << 10, max_clusters=lambda launch: AT_ONCE[launch.grid[0]])
 GATE_UP = next(kernel for kernel in gate_up_silu.KERNELS if kernel.name == "cuda")
 LINEAR = next(kernel for kernel in linear.KERNELS if kernel.name == "cuda")
 LM_HEAD = next(kernel for kernel in linear.KERNELS if (kernel.operator, kernel.name) == ("lm_head", "cuda"))
@@ -189,6 +187,5 @@ def test_what_other_kernels_compute() -> None:
         product(64, 256, 256, bias_dtype=DType.FLOAT32),
         product(64, 256, 256, dtype=DType.FLOAT32),
         product(64, 256, 256, device=H200._replace(compute_capability=(10, 0))),
-        product(64, 256, 256, device=H200._replace(allows_experimental=False)),
     ):
         assert refused is None

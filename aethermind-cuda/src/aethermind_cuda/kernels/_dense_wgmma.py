@@ -92,8 +92,7 @@ def _is_supported(
 ) -> bool:
     (num_tokens, num_inputs), num_outputs = x.shape, out.shape[1]
     return (
-        device.allows_experimental
-        and device.compute_capability == _CAPABILITY
+        device.compute_capability == _CAPABILITY
         and device.shared_bytes >= _SHARED_BYTES
         and _MIN_TOKENS <= num_tokens <= _TOKENS[-1]
         and x.dtype is not DType.FLOAT32
