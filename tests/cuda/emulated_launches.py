@@ -72,7 +72,7 @@ def launch_all(
 
     operands = tuple(operand(array) for array in inputs)
     results = tuple(result for array in outputs if (result := operand(array)) is not None)
-    gpu = _GPU._replace(compute_capability=compute_capability, allows_experimental=True)
+    gpu = _GPU._replace(compute_capability=compute_capability)
     call = Call(operands, results, attributes or {}, gpu, _WORKSPACE)
     assert isinstance(kernel.function, KernelFunction)
     workspace = np.full(kernel.function.workspace_bytes(call), 0xFF, np.uint8)

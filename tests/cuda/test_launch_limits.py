@@ -182,7 +182,7 @@ def test_every_launch_fits_every_gpu(compiled: CompiledModel) -> None:
             drafts,
         )
         for sizes, shared_bytes in product(of_steps, (min(SHARED_BYTES.values()), max(SHARED_BYTES.values()))):
-            facts = DeviceFacts((9, 0), 132, shared_bytes, allows_experimental=True)
+            facts = DeviceFacts((9, 0), 132, shared_bytes)
             for launch in launches(plan, {name: sizes[name] for name in most}, facts):
                 names.add(launch.source)
                 if all(launch.grid):

@@ -121,7 +121,7 @@ def test_halves_of_rows_are_gated(emulated: Emulated, products: list[Any], inner
     assert emulated.driver.launched[f"elementwise_silu_mul_halves_{dtype}"] == gates + len(products)
 
 
-A100, H200 = DeviceFacts((8, 0), 108, 163 << 10), DeviceFacts((9, 0), 132, 227 << 10, allows_experimental=True)
+A100, H200 = DeviceFacts((8, 0), 108, 163 << 10), DeviceFacts((9, 0), 132, 227 << 10)
 
 
 def adjacent(begin: int, *shapes: tuple[int, ...], gap: int = 0) -> list[DeviceArray]:

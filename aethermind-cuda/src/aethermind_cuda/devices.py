@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Hashable
 from functools import cache
 from threading import RLock, local
@@ -11,10 +10,7 @@ from aethermind.hal.device import CountedDevices, DeviceProperties
 from aethermind_cuda.driver import Driver
 from aethermind_cuda.launch import DeviceFacts
 
-__all__ = ["Context", "CudaDevices", "EXPERIMENTAL"]
-
-EXPERIMENTAL = "AETHERMIND_CUDA_EXPERIMENTAL"
-"""The environment variable that, with the value 1, allows kernels that have run on the emulator only."""
+__all__ = ["Context", "CudaDevices"]
 
 # Values of `CUdevice_attribute`.
 _NUM_MULTIPROCESSORS = 16
@@ -138,7 +134,6 @@ class CudaDevices(CountedDevices):
             (attribute(index, _MAJOR), attribute(index, _MINOR)),
             attribute(index, _NUM_MULTIPROCESSORS),
             attribute(index, _SHARED_BYTES_OPTIN),
-            os.environ.get(EXPERIMENTAL) == "1",
         )
 
     def _retain(self, index: int) -> Context:

@@ -84,7 +84,6 @@ class DeviceFacts(NamedTuple):
         compute_capability: major and minor number.
         num_multiprocessors: multiprocessors.
         shared_bytes: the limit of dynamic shared memory per block.
-        allows_experimental: whether kernels are used that have run on the emulator only (`devices.EXPERIMENTAL`).
         max_clusters: says how many clusters of a launch run at once (`KernelLibrary.max_clusters`); None where no
             driver is asked, and all multiprocessors are taken to run some.
     """
@@ -92,7 +91,6 @@ class DeviceFacts(NamedTuple):
     compute_capability: tuple[int, int]
     num_multiprocessors: int
     shared_bytes: int
-    allows_experimental: bool = False
     max_clusters: Callable[[Launch], int] | None = None
 
 

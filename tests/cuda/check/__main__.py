@@ -41,12 +41,9 @@ def main() -> int:
     parser.add_argument("--samples", default="", help="memcheck and racecheck: those whose names contain one of these")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "cuda-check", help="where the three files go")
     parser.add_argument("--resume", action="store_true", help="go on where a run into the same folder ended")
-    parser.add_argument("--experimental", action="store_true", help="with kernels that have run on the emulator only")
     parser.add_argument("--commit", help="what is checked, where git does not say")
     parser.add_argument("--small", action="store_true", help="narrow matrices: to rehearse, not to measure")
     arguments = parser.parse_args()
-    if arguments.experimental:
-        os.environ["AETHERMIND_CUDA_EXPERIMENTAL"] = "1"
     began = time.monotonic()
     arguments.out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as site:

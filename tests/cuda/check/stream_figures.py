@@ -10,7 +10,6 @@ of the mechanism left out, to tell which of them it takes.
 from __future__ import annotations
 
 import faulthandler
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +27,6 @@ from aethermind import LLM
 from aethermind.cli.bench.prefill_stream import MixedLoad, compare_streams
 from aethermind.engine.steps.model_runner import ModelRunner
 from aethermind_cuda.cuda_bindings_driver import CudaDriver
-from aethermind_cuda.devices import EXPERIMENTAL
 from aethermind_cuda.graph_capture import CudaGraphCache
 
 __all__ = ["Watch"]
@@ -116,7 +114,6 @@ def _without_graphs() -> Any:
 
 
 _VARIANTS: Mapping[str, Callable[[], Any]] = {
-    "without experimental kernels": lambda: mock.patch.dict(os.environ, {EXPERIMENTAL: "0"}),
     "waiting for each step": _synchronised,
     "without dependent launches": _without_dependent_launches,
     "without graphs": _without_graphs,

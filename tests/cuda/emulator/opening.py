@@ -16,7 +16,6 @@ from tests.cuda.host_driver import fake_cubins
 
 from aethermind.hal import Probe
 from aethermind_cuda.backend import CudaBackend
-from aethermind_cuda.devices import EXPERIMENTAL
 
 __all__ = ["emulated_cuda"]
 
@@ -31,7 +30,6 @@ def emulated_cuda(folder: Path, seed: int = 0, attributes: Mapping[int, int] = A
     target = {8: "80", 9: "90a"}[attributes[75]]
     cubins = fake_cubins(folder, sorted(source.stem for source in CSRC.glob("*.cu")), (target,))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(EXPERIMENTAL, "1")
         for number, value in attributes.items():
             patch.setitem(ATTRIBUTES, number, value)
         patch.setattr("aethermind_cuda.probe.probe", lambda: Probe(1, "one GPU, which is emulated."))
