@@ -106,7 +106,7 @@ def test_the_blocks_of_a_7b_model_occupy_the_gpu() -> None:
     [([3584, 512, 512], 3584, 3, 4), ([3584], 3584, 3, 6), ([3584], 18944, 4, 9), ([37888], 3584, 5, 1)],
     ids=["qkv", "o", "down", "gate_up"],
 )
-def test_64_tokens_take_the_grid_that_a_card_measured_the_fastest(
+def test_grids_of_64_tokens_by_times_fitted_to_a_card(
     widths: list[int], num_inputs: int, warpgroups: int, splits: int
 ) -> None:
     """Two warpgroups, which copy the inputs, take as long for a group as four."""
