@@ -204,11 +204,9 @@ class Grammars:
             grammar = _grammar(self._library.LLMatcher, structured_outputs)
         except (ValueError, RecursionError) as error:
             raise _grammar_error(error) from None
-        if structured_outputs.grammar is None and any(
-            name in _texts(structured_outputs) for name in self._added_tokens
-        ):
-            return self._matcher(grammar, self._tokens_of_text)
-        return self._matcher(grammar, self._tokens)
+        text = _texts(structured_outputs)
+        has_added_token = any(name in text for name in self._added_tokens)
+        return self._matcher(grammar, self._tokens_of_text if has_added_token else self._tokens)
 
     def _compile_tags(self, tags: StructuralTags) -> Future[dict[str, Any]]:
         """Compile the matcher of each trigger; lenient tags in a thread."""
@@ -320,7 +318,7 @@ class TokenGuide:
 
 
 def _texts(structured_outputs: StructuredOutputs) -> str:
-    """Return the text that a constraint is made of, without escapes."""
+    """Return the text that a constraint is made of, without escapes; empty for grammars, which may name tokens."""
     written = (structured_outputs.json, structured_outputs.regex, *(structured_outputs.choice or ()))
     return "\n".join(filter(None, written)).replace("\\", "")
 
