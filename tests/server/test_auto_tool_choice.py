@@ -62,6 +62,7 @@ FORMATS: dict[str, AnswerFormat] = {
     "deepseek": AnswerFormat(("<think>", "</think>"), (DEEPSEEK_CALLS,)),
     "xml": AnswerFormat(tool_calls=(XML_CALLS,)),
     "harmony": AnswerFormat(is_harmony=True),
+    "bare": AnswerFormat(has_bare_calls=True),
 }
 ADDED = dict.fromkeys(
     [
@@ -120,7 +121,7 @@ def parsed(format: AnswerFormat, text: str) -> list[Any]:
 def openings(format: AnswerFormat) -> list[str]:
     if format.is_harmony:
         return ["<|channel|>commentary to=functions", "<|start|>assistant<|channel|>commentary to=functions"]
-    return [one.opening for one in format.tool_calls]
+    return [one.opening for one in format.tool_calls] or [f'{{"name": "{name}"' for name in SCHEMAS]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -133,7 +134,7 @@ def test_random_tokens_within_the_constraint_are_calls_that_fit_the_schemas(
         chooser = random.Random(seed)
         guide = guide_of(grammars, format)
         opening = openings(format)[seed % len(openings(format))]
-        output = tokenizer.encode("Let me see: 1 < 2." * (not format.is_harmony) + opening)
+        output = tokenizer.encode("Let me see: 1 < 2." * bool(format.tool_calls) + opening)
         assert guide.is_active(output)
         num_tag = len(output)
         while guide.is_active(output) and len(output) < num_tag + 400:
@@ -181,6 +182,26 @@ def test_a_tag_of_several_tokens_constrains_from_its_beginning_on(tokenizer: Tok
     assert "a <b" not in constrained
     assert "a <b> <function=now>\n</function>" not in constrained
     assert text[-1] not in constrained
+
+
+@pytest.mark.parametrize(
+    ("text", "is_active"),
+    [
+        ('{"name": "now', True),
+        ('\n {"name": "now", "par', True),
+        ('{"name": "Ann", "age": 7}', False),
+        ('{"names": ["now"', False),
+        ('Call {"name": "now", ', False),
+        ('[1, 2] {"name": "now", ', False),
+    ],
+)
+def test_a_call_without_tags_begins_an_answer(
+    tokenizer: Tokenizer, grammars: Grammars, text: str, is_active: bool
+) -> None:
+    assert guide_of(grammars, FORMATS["bare"]).is_active(tokenizer.encode(text)) is is_active
+    behind = tokenizer.encode(f"<think>{text}</think>{text}")
+    format = replace(FORMATS["bare"], reasoning=("<think>", "</think>"))
+    assert guide_of(grammars, format).is_active(behind) is is_active
 
 
 @pytest.mark.parametrize("is_thinking", [False, True])

@@ -9,15 +9,16 @@ A trigger is the beginning of one or more tags. A CONTENT is one of these:
 
     {"type": "const_string", "value": "…"}
     {"type": "json_schema", "json_schema": {…}}
-    {"type": "regex", "pattern": "…"}
+    {"type": "regex", "pattern": "…"}          as an extension without the texts in "excludes": ["…", …]
     {"type": "any_text"}                       in a tag: up to its end
     {"type": "sequence", "elements": [CONTENT, …]}
     {"type": "or", "elements": [CONTENT, …]}
     {"type": "list", "element": CONTENT}       one or more
     {"type": "tag", "begin": "…", "content": CONTENT, "end": "…"}
 
-A list is an extension, and so are three keys. `"repeats": true` in a tag: behind it the answer ends, or the next tag
-with its trigger follows. `"is_lenient": true` in `format`: schemas that cannot be served are replaced by one of any
+A list is an extension, and so are four keys. `"repeats": true` in a tag: behind it the answer ends, or the next tag
+with its trigger follows. `"at_start": true` in a tag: its trigger counts only where an answer, or what follows its
+reasoning, begins with it. `"is_lenient": true` in `format`: schemas that cannot be served are replaced by one of any
 object. Triggers do not count in the reasoning that an answer begins with, which `format` names:
 `"reasoning": {"begin": "<think>", "end": "</think>", "is_open": false}`.
 """
@@ -90,6 +91,10 @@ class StructuralTags:
             by_trigger, bool(format.get("is_lenient")), pair, pair is not None and bool(reasoning.get("is_open"))
         )
 
+    def is_at_start(self, trigger: str) -> bool:
+        """Whether a trigger counts only at the beginning of an answer."""
+        return all(tag.get("at_start") is True for tag in self.tags[trigger])
+
     def grammar(self, trigger: str, added_tokens: Mapping[str, int], *, is_strict: bool = True) -> str:
         """Return the grammar, in llguidance's Lark, of text that begins with a trigger.
 
@@ -129,11 +134,11 @@ class _Rules:
         names = sorted(filter(None, added_tokens), key=len, reverse=True)
         self._added = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
 
-    def rule(self, body: str, attributes: str = "") -> str:
+    def rule(self, body: str, attributes: str = "", *, is_terminal: bool = False) -> str:
         """Add a rule, unless there is one with this body; returns its name."""
         name = self._names.get((body, attributes))
         if name is None:
-            name = self._names[body, attributes] = f"rule_{len(self.lines)}"
+            name = self._names[body, attributes] = f"{'TEXT' if is_terminal else 'rule'}_{len(self.lines)}"
             self.lines.append(f"{name}{attributes}: {body}")
         return name
 
@@ -158,8 +163,10 @@ class _Rules:
             any_object = {"type": "object"}
             return self.rule(f"%json {json_grammar(schema or {} if self._is_strict else any_object)}")
         if kind == "regex" and isinstance(pattern := content.get("pattern"), str):
-            escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], pattern)
-            return f"/{escaped}/"
+            if not isinstance(excluded := content.get("excludes"), list):
+                return _lark_regex(pattern)
+            texts = "|".join(re.escape(str(text)) for text in excluded)
+            return self.rule(f"{_lark_regex(pattern)} & ~{_lark_regex(f'({texts})')}", is_terminal=True)
         if kind == "any_text":
             return "TEXT"
         if kind == "tag":
@@ -195,6 +202,7 @@ class TriggeredGuide:
 
     __slots__ = (
         "__weakref__",
+        "_begin",
         "_compiled",
         "_head",
         "_is_open",
@@ -202,6 +210,7 @@ class TriggeredGuide:
         "_matcher",
         "_num_consumed",
         "_reasoning_end",
+        "_start_triggers",
         "_tags",
         "_tail",
         "_tail_tokens",
@@ -224,7 +233,11 @@ class TriggeredGuide:
         self._compiled = compiled
         self._token_bytes = token_bytes
         self._is_single = is_single
-        self._triggers = {trigger.encode(): trigger for trigger in tags.tags}
+        encoded = {trigger.encode(): trigger for trigger in tags.tags}
+        self._triggers = {name: trigger for name, trigger in encoded.items() if not tags.is_at_start(trigger)}
+        self._start_triggers = {name: trigger for name, trigger in encoded.items() if tags.is_at_start(trigger)}
+        self._begin: bytes | None = b"" if self._start_triggers else None
+        """The text of the answer behind reasoning, while it may be the beginning of a trigger that counts there."""
         self._matcher: Any = None
         self._is_open = False
         """Whether a tag has begun; otherwise the text so far may be the beginning of a trigger."""
@@ -240,7 +253,7 @@ class TriggeredGuide:
     def fork(self) -> TriggeredGuide:
         """Return a copy in the same state."""
         copy = TriggeredGuide(self._tags, self._compiled, self._token_bytes, self._is_single, self.lane)
-        for name in ("_is_open", "_tail", "_num_consumed", "_reasoning_end", "_head"):
+        for name in ("_begin", "_is_open", "_tail", "_num_consumed", "_reasoning_end", "_head"):
             setattr(copy, name, getattr(self, name))
         copy._tail_tokens = self._tail_tokens[:]
         copy._matcher = None if self._matcher is None else self._matcher.deep_copy()
@@ -344,7 +357,17 @@ class TriggeredGuide:
         text = self._tail + token_text
         self._tail_tokens.append(token_id)
         overlap, begun, found = b"", "", None
-        for name, trigger in self._triggers.items():
+        if self._begin is not None:
+            self._begin += token_text
+            begin = self._begin.lstrip()
+            for name, trigger in self._start_triggers.items():
+                if begin.startswith(name):
+                    found = trigger
+                elif begin and name.startswith(begin):
+                    overlap, begun = begin, trigger
+            if begin and not overlap:
+                self._begin = None
+        for name, trigger in self._triggers.items() if found is None else ():
             if self._is_single[trigger]:
                 if token_text == name:
                     self._tail_tokens, found = [token_id], trigger
@@ -381,6 +404,11 @@ class TriggeredGuide:
             self._matcher.consume_tokens(list(token_ids))
             if self._matcher.is_stopped():
                 self._close()
+
+
+def _lark_regex(pattern: str) -> str:
+    escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], pattern)
+    return f"/{escaped}/"
 
 
 def _error(reason: str) -> InvalidArgumentError:

@@ -133,7 +133,7 @@ def _auto_constraint(texts: Sequence[str], format: AnswerFormat, is_thinking: bo
         if format.is_harmony
         else [(one.opening, one.closing, one.written, one.is_list) for one in format.tool_calls if one.written]
     )
-    if not triggers:
+    if not (triggers or format.has_bare_calls):
         return None
     functions = [_without_annotations(Function.model_validate_json(text)) for text in texts]
     tags: list[dict[str, Any]] = []
@@ -145,12 +145,34 @@ def _auto_constraint(texts: Sequence[str], format: AnswerFormat, is_thinking: bo
         if not closing and not format.is_harmony:
             tag["repeats"] = True
         tags.append(tag)
+    if format.has_bare_calls:
+        tags.append(_bare_call(functions))
     structure: dict[str, Any] = {"type": "triggered_tags", "triggers": [tag["begin"] for tag in tags], "tags": tags}
     if format.reasoning is not None:
         begin, end = format.reasoning
         structure["reasoning"] = {"begin": begin, "end": end, "is_open": is_thinking}
     text = json.dumps({"type": "structural_tag", "format": {**structure, "is_lenient": True}}, ensure_ascii=False)
     return StructuredOutputs(structural_tag=text) if len(text) <= MAX_GRAMMAR_CHARS else None
+
+
+def _bare_call(functions: Sequence[Function]) -> dict[str, Any]:
+    """The tag of a call in JSON without tags around it, with which an answer begins (Llama 3).
+
+    An object that begins in the same way with another name is free text.
+    """
+    contents = [
+        _sequence(
+            _text(f'{function.name}", "'),
+            {"type": "or", "elements": [_text("parameters"), _text("arguments")]},
+            _text('": '),
+            {"type": "json_schema", "json_schema": _parameters(function)},
+            _text("}"),
+        )
+        for function in functions
+    ]
+    others = {"type": "regex", "pattern": '[^"]+', "excludes": [function.name for function in functions]}
+    content = {"type": "or", "elements": [*contents, _sequence(others, _text('"'))]}
+    return {"begin": '{"name": "', "content": content, "end": "", "at_start": True}
 
 
 _PLACEHOLDER = re.compile("(\n|NAME|JSON|LIST|XML|KEYS)")
