@@ -17,6 +17,7 @@ from tests.core.text import test_tool_call_probe as probe
 from tests.server.conftest import serving
 
 from aethermind import LLM, Runtime
+from aethermind.sampling import guidance
 from aethermind.sampling.guidance import Grammars
 from aethermind.sampling.structural_tags import TriggeredGuide
 from aethermind.server.openai.tools import Tool, auto_constraint
@@ -225,6 +226,26 @@ def test_a_schema_that_cannot_be_served_leaves_its_arguments_free(
     assert guide.is_active(output[:-1])
     assert not guide.is_active(output)
     assert "not constrained" in caplog.text
+
+
+def test_without_the_library_calls_are_free(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is an extra; tools worked without it, and still do."""
+
+    def missing(name: str) -> Any:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(guidance, "import_module", missing)
+    own = Grammars(
+        tokenizer.as_json, 2048, [2045], token_bytes=lambda _: b"<tool_call>", token_to_id=tokenizer.token_to_id
+    )
+    for _ in range(2):
+        guide = guide_of(own, FORMATS["hermes"])
+        assert not guide.is_active(tokenizer.encode("<tool_call>"))
+        assert guide.forced(tokenizer.encode("<tool_call>")) == []
+    (record,) = [record for record in caplog.records if "Tool calls are not constrained" in record.message]
+    assert "pip install" in record.message
 
 
 def test_tools_that_are_not_strict_have_any_object(tokenizer: Tokenizer, grammars: Grammars) -> None:

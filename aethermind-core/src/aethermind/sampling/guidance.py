@@ -218,7 +218,12 @@ class Grammars:
 
     def _lenient_matchers(self, tags: StructuralTags) -> dict[str, Any]:
         """Compile the matcher of each trigger; one that cannot be compiled even for any object is left out."""
-        matchers = {}
+        matchers: dict[str, Any] = {}
+        try:
+            _ = self._tokens
+        except InvalidArgumentError as error:
+            self._warn_once(f"Tool calls are not constrained. {error}")
+            return matchers
         for trigger in tags.tags:
             for is_strict in (True, False):
                 try:
