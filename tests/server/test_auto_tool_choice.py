@@ -121,7 +121,8 @@ def parsed(format: AnswerFormat, text: str) -> list[Any]:
 
 def openings(format: AnswerFormat) -> list[str]:
     if format.is_harmony:
-        return ["<|channel|>commentary to=functions", "<|start|>assistant<|channel|>commentary to=functions"]
+        header = "<|channel|>commentary to=functions"
+        return [header, f"<|start|>assistant{header}", " to=functions."]
     return [one.opening for one in format.tool_calls] or [f'{{"name": "{name}"' for name in SCHEMAS]
 
 

@@ -40,13 +40,16 @@ _NO_CALLS = (
     "commentary<|constrain|>json<|message|>",
 )
 HARMONY_CALLS = {
+    "to=functions.": tuple(f"NAME<|channel|>commentary{message}" for message in _MESSAGE),
     "<|channel|>": (*_CALLS, *_NO_CALLS),
     "<|start|>": (
         *(f"assistant<|channel|>{message}" for message in (*_CALLS, *_NO_CALLS)),
         *(f"assistant to=functions.NAME<|channel|>commentary{message}" for message in _MESSAGE),
     ),
 }
-"""By control token, how messages go on behind it, in the notation of `CallSyntax.written`."""
+"""By what opens a header, how messages go on behind it, in the notation of `CallSyntax.written`. A recipient opens only
+the first header of an answer: the prompt has written what precedes it.
+"""
 
 _ENDS = ("<|end|>", *HARMONY_END_TOKENS)
 """The control tokens that end a message."""

@@ -142,7 +142,9 @@ def _auto_constraint(texts: Sequence[str], format: AnswerFormat, is_thinking: bo
         tag: dict[str, Any] = {"begin": opening, "content": {"type": "or", "elements": contents}, "end": closing}
         if is_list:
             tag["content"] = {"type": "list", "element": tag["content"]}
-        if not closing and not format.is_harmony:
+        if format.is_harmony:
+            tag["at_start"] = not opening.startswith("<|")
+        elif not closing:
             tag["repeats"] = True
         tags.append(tag)
     if format.has_bare_calls:
