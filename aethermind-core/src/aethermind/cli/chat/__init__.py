@@ -45,7 +45,6 @@ EXAMPLES = console.examples(
     'aethermind chat --system "You are brief." --temperature 0.2 --stats',
     'echo "Hello there" | aethermind chat --max-tokens 40',
     "aethermind chat --url http://127.0.0.1:8000",
-    'aethermind chat --mcp "uvx mcp-server-git" --mcp http://127.0.0.1:9000/mcp',
 )
 
 RUN_EXAMPLES = console.examples(
