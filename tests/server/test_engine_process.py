@@ -67,6 +67,7 @@ def test_an_engine_process_gives_the_same_answers(both: list[openai.OpenAI]) -> 
     [
         ({"prompt": "word " * 2000}, "512"),
         ({"structured_outputs": {"regex": "("}}, "regex"),
+        ({"structured_outputs": {"structural_tag": {}}}, "structural_tag"),
         ({"structured_outputs": {"json": {"$ref": "http://example.com/schema"}}}, ""),
         ({"prompt": [10**30]}, "vocabulary"),
         ({"max_tokens": 10**30}, "context"),

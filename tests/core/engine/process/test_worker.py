@@ -94,3 +94,14 @@ def test_requests_are_aborted_and_forgotten_while_their_grammars_compile(rig: Ri
     assert handle == 3
     assert isinstance(error, InvalidArgumentError)
     assert [rig.worker._outbox.name_of(handle) for handle in (1, 2, 3)] == [None] * 3
+
+
+@pytest.mark.parametrize("tag", ["{}", '{"type": "structural_tag", "format": []}'])
+def test_structural_tags_that_cannot_be_read_end_their_request_only(rig: Rig, tag: str) -> None:
+    rig.add(1, SamplingParams(structured_outputs=StructuredOutputs(structural_tag=tag)))
+    rig.add(2, PLAIN)
+    rig.run()
+    (outputs,) = rig.sent()
+    ((handle, error),) = outputs.refused or ()
+    assert (handle, [handle for handle, *_ in outputs.deltas or ()]) == (1, [2])
+    assert isinstance(error, InvalidArgumentError)

@@ -340,7 +340,11 @@ class _Worker:
     def _handle(self, message: Add | Abort | Forget | UtilityCall) -> None:
         match message:
             case Add():
-                grammar = self._engine.prepare(message.params)
+                try:
+                    grammar = self._engine.prepare(message.params)
+                except Exception as error:
+                    self._outbox.refuse(message.handle, _logged(error))
+                    return
                 if grammar is None or grammar.done():
                     self._add(message, grammar)
                 else:
