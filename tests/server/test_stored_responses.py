@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from aethermind.server.access import Tenants
 from aethermind.server.openai.errors import ApiError
 from aethermind.server.openai.responses import MessageItem
 from aethermind.server.openai.stored_responses import ResponseStore, StoredResponse
+from aethermind.server.sse import EventBatch
 
 ASK: Any = {"model": "demo", "input": "Who are you?", "max_output_tokens": 16, "temperature": 0.0}
 NEXT: Any = {**ASK, "input": "Tell me a story."}
@@ -192,6 +194,21 @@ def test_nothing_is_stored_unless_the_operator_allows_it(http: httpx.Client) -> 
     for field in ("store", "background", "previous_response_id"):
         answer = http.post("/v1/responses", json={**ASK, field: "resp_1" if field[0] == "p" else True})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+def test_a_follower_sees_what_comes_while_it_sends() -> None:
+    async def follow() -> tuple[EventBatch, EventBatch]:
+        stored = StoredResponse("resp_1", "t", [], 0, response={"status": "in_progress"}, events=[])
+        followed = stored.follow(-1)
+        first = await anext(followed)
+        stored.add(EventBatch([{"type": "one"}]))
+        stored.finish({"status": "completed"})
+        async with asyncio.timeout(10):
+            return first, await anext(followed)
+
+    first, second = asyncio.run(follow())
+    assert (first.events, first.is_last) == ([], False)
+    assert (second.events, second.is_last) == ([{"type": "one"}], True)
 
 
 def test_the_store_is_bounded_in_bytes_and_time() -> None:

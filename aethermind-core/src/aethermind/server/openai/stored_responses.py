@@ -92,21 +92,17 @@ class StoredResponse:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def wait(self) -> None:
-        """Wait for the next change."""
-        await self._changed.wait()
-
     async def follow(self, starting_after: int) -> AsyncIterator[EventBatch]:
         """Yield the events after the one with this number: those so far, and then each new one."""
         assert self.events is not None
         position = starting_after + 1
         while True:
-            is_done, events = self.is_done, self.events[position:]
+            changed, is_done, events = self._changed, self.is_done, self.events[position:]
             position += len(events)
             yield EventBatch(list(events), is_last=is_done)
             if is_done:
                 return
-            await self.wait()
+            await changed.wait()  # also set if there was a change while these events were sent
 
     def conversation(self) -> list[Any]:
         """The items of the conversation with the output. ApiError 400 for a response without a complete output."""
