@@ -133,6 +133,18 @@ def test_a_response_in_background_is_cancelled(client: openai.OpenAI, llm: LLM) 
         client.responses.cancel(client.responses.create(**ASK).id)
 
 
+def test_a_response_that_is_deleted_while_it_is_generated_does_not_come_back(
+    client: openai.OpenAI, url: str, llm: LLM
+) -> None:
+    with paused_engine(llm, after=2) as resume:
+        begun = client.responses.create(**{**ASK, "max_output_tokens": 400}, background=True)
+        with client.responses.retrieve(begun.id, stream=True) as events:
+            client.responses.delete(begun.id)
+            resume.set()
+            assert [event.type for event in events][-1] in ("response.completed", "response.incomplete")
+    assert httpx.get(f"{url}/responses/{begun.id}").status_code == 404
+
+
 def test_an_error_after_the_beginning_is_in_the_response(client: openai.OpenAI) -> None:
     begun = client.responses.create(**{**ASK, "input": "word " * 600}, background=True)
     ended = finished(client, begun.id)

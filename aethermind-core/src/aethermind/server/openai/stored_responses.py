@@ -132,7 +132,7 @@ class ResponseStore:
         return len(self._responses)
 
     def add(self, stored: StoredResponse) -> None:
-        """Store a response, or update its size."""
+        """Store a response. If it is stored, its size is updated."""
         self._remove(stored.id)
         text = json.dumps(stored.response, ensure_ascii=False, default=str)
         stored.num_bytes = len(text) + sum(len(item.model_dump_json()) for item in stored.items)
@@ -146,6 +146,11 @@ class ResponseStore:
             if self.num_bytes <= self._max_bytes:
                 break
             self._remove(name)
+
+    def update(self, stored: StoredResponse) -> None:
+        """Update the size of a response, unless it was deleted."""
+        if stored.id in self._responses:
+            self.add(stored)
 
     def find(self, response_id: str, tenant_id: str, *, param: str | None = None) -> StoredResponse:
         """Return a tenant's response. ApiError 404, or 400 if a request's field `param` names it."""
@@ -240,6 +245,7 @@ async def respond_in_background(
             if not prepared.done():
                 prepared.set_exception(failure)
             stored.fail(failure)
+            store.update(stored)
             return
         finally:
             record.ended_s = time.perf_counter()
@@ -248,7 +254,7 @@ async def respond_in_background(
             stored.fail(ApiError(503, "The server stopped before the response was complete.", code="server_stopped"))
         else:
             stored.finish(stored.response)
-        store.add(stored)
+        store.update(stored)
 
     stored.task = asyncio.create_task(generate())
     if is_loaded:
