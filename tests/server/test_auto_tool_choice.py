@@ -229,6 +229,33 @@ def test_a_schema_that_cannot_be_served_leaves_its_arguments_free(
     assert "not constrained" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("schema", "written"),
+    [
+        ({"properties": {"a": {"type": ["string", "null"]}}}, "so"),
+        ({"properties": {"a": {"type": ["integer", "null"]}}}, "7"),
+        ({"properties": {"a": {"type": [{}]}}}, "so"),
+        ({"properties": {"a": {"type": "string", "enum": 5}}, "required": True}, "so"),
+        ({"properties": ["a"]}, "so"),
+        ({"type": "object"}, "so"),
+        ({"type": "object", "properties": {}, "additionalProperties": {"type": "string"}}, "so"),
+        ({"$ref": "#/$defs/one", "$defs": {"one": {"type": "object", "properties": {"a": {}}}}}, "so"),
+        ({"anyOf": [{"type": "object", "properties": {"a": {"type": "string"}}}, {"type": "object"}]}, "so"),
+    ],
+    ids=str,
+)
+def test_elements_are_written_for_every_schema(
+    tokenizer: Tokenizer, grammars: Grammars, schema: dict[str, Any], written: str
+) -> None:
+    tool = Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": schema}})
+    constraint = auto_constraint([tool], FORMATS["xml"], is_thinking=False)
+    assert constraint is not None
+    guide = grammars.guide(constraint)
+    output = tokenizer.encode(f"<function=f>\n<parameter=a>\n{written}\n</parameter>\n</function>")
+    assert guide.is_active(output[:-1])
+    assert not guide.is_active(output)
+
+
 def test_without_the_library_calls_are_free(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -221,13 +221,21 @@ def _parameters(function: Function) -> dict[str, Any]:
     return _ANY_OBJECT if function.strict is False or not function.parameters else function.parameters
 
 
+def _may_have_any_name(schema: dict[str, Any]) -> bool:
+    """Whether an object may have properties besides those that its schema names itself, which are often all."""
+    others = schema.get("additionalProperties")
+    if schema.keys() & {"$ref", "anyOf", "oneOf", "allOf", "patternProperties"} or isinstance(others, dict):
+        return True
+    return others is not False and not isinstance(schema.get("properties"), dict)
+
+
 def _elements(function: Function, key: str, opening: str, closing: str) -> Iterator[dict[str, Any]]:
     """The contents of parameters as elements, in the order of the schema. Strings are written without quotes."""
     schema = _parameters(function)
-    properties, required = schema.get("properties"), schema.get("required") or ()
+    properties, required = schema.get("properties", {}), schema.get("required")
     line_break = {"type": "regex", "pattern": "\\n?"} if not opening else _text("")
     definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    if schema is _ANY_OBJECT:
+    if _may_have_any_name(schema):
         any_name = {"type": "regex", "pattern": "[^<>\\n]+"}
         before, after = key.split("{}")
         begin = _sequence(_text(before), any_name, _text(after))
@@ -237,18 +245,20 @@ def _elements(function: Function, key: str, opening: str, closing: str) -> Itera
         return
     for name, parameter in properties.items() if isinstance(properties, dict) else ():
         given = parameter if isinstance(parameter, dict) else {}
-        choices = given.get("enum")
+        kind, choices = given.get("type"), given.get("enum")
+        kinds = [one for one in (kind if isinstance(kind, list) else [kind]) if one != "null"]
         value: dict[str, Any] = {"type": "json_schema", "json_schema": {**definitions, **given}}
-        if given.get("type") == "string" and choices and all(isinstance(choice, str) for choice in choices):
+        if kind == "string" and isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):
             value = {"type": "or", "elements": [_text(choice) for choice in choices]}
-        elif given.get("type") not in _JSON_KINDS:
+        elif not (kinds and all(isinstance(one, str) and one in _JSON_KINDS for one in kinds)):
             value = {"type": "any_text"}
         begin = _sequence(_text(key.format(name)), *((_WHITE_SPACE, _text(opening)) if opening else ()))
         if value["type"] == "any_text":
             element = _sequence(begin, {"type": "tag", "begin": "", "content": value, "end": closing}, _WHITE_SPACE)
         else:
             element = _sequence(begin, line_break, value, line_break, _text(closing), _WHITE_SPACE)
-        yield element if name in required else {"type": "or", "elements": [element, _text("")]}
+        is_required = isinstance(required, list) and name in required
+        yield element if is_required else {"type": "or", "elements": [element, _text("")]}
 
 
 def _text(value: str) -> dict[str, Any]:
