@@ -262,6 +262,40 @@ def test_a_recursive_schema_is_served(grammars: Grammars, tokenizer: Tokenizer) 
     assert EOS in allowed(guide, output)
 
 
+def tags(*contents: Any, triggers: Sequence[str] = ("<a>",)) -> dict[str, Any]:
+    """Structural tags for one trigger, or for each of several."""
+    content = {"type": "sequence", "elements": contents}
+    begun = [{"begin": trigger, "content": content, "end": ""} for trigger in triggers]
+    return {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": list(triggers), "tags": begun}}
+
+
+_RULES = [
+    {"type": "regex", "pattern": "a\\"},
+    {"type": "regex", "pattern": ' rule_x\nrule_x: "b"\nrule_y: "'},
+    {"type": "const_string", "value": "//"},
+]
+"""If the first expression does not end, the second one is read as rules."""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ('{"format": {"triggers": ["\\ud800"]}}', "JSON object"),
+        (tags(*_RULES), "ends with a backslash"),
+        (tags({"type": "regex", "pattern": r"a\\"}, triggers=[f"<{number}>" for number in range(65)]), "65 triggers"),
+    ],
+    ids=["surrogate", "rules", "triggers"],
+)
+def test_structural_tags_that_cannot_be_served_are_refused(tokenizer: Tokenizer, wanted: Any, words: str) -> None:
+    def token_bytes(token_id: int) -> bytes:
+        return tokenizer.token_bytes(token_id) or b""
+
+    own = Grammars(tokenizer.as_json, VOCAB_SIZE, [EOS], token_bytes=token_bytes, token_to_id=tokenizer.token_to_id)
+    assert own.guide(StructuredOutputs(structural_tag=tags({"type": "regex", "pattern": r"a/\\"})))
+    with pytest.raises(InvalidArgumentError, match=words):
+        own.guide(StructuredOutputs(structural_tag=wanted))
+
+
 def test_grammars_are_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(guidance._LIMITS, "max_grammar_size", 50)
     grammars = Grammars(tokenizer.as_json, VOCAB_SIZE, [EOS])

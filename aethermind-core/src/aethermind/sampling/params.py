@@ -189,8 +189,11 @@ def _structural_tag(value: object) -> str:
     """Return structural tags as JSON text; the tags themselves are checked when they are compiled."""
     try:
         text = value if isinstance(value, str) else json_module.dumps(value, ensure_ascii=False, allow_nan=False)
-        is_object = isinstance(json_module.loads(text), dict)
+        given = json_module.loads(text)
+        is_object = isinstance(given, dict)
         text.encode()
+        if "\\u" in text:  # may be half of a surrogate pair, which is no text
+            json_module.dumps(given, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError):
         is_object = False
     if not is_object:

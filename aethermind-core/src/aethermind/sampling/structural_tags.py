@@ -44,6 +44,9 @@ __all__ = ["StructuralTags", "TriggeredGuide", "json_grammar", "parse_tags"]
 
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _PAIR = ("begin", "end")
+_MAX_TRIGGERS = 64
+"""Each has a grammar of its own, and is looked for behind each token."""
+
 _FORMAT_KEYS = frozenset({"type", "triggers", "tags", "reasoning", "is_lenient"})
 
 
@@ -74,6 +77,8 @@ class StructuralTags:
         triggers, tags = format.get("triggers"), format.get("tags")
         if not (isinstance(triggers, list) and all(isinstance(one, str) and one for one in triggers)):
             raise _error("has no list of triggers")
+        if len(triggers) > _MAX_TRIGGERS:
+            raise _error(f"has {len(triggers)} triggers but may have {_MAX_TRIGGERS}")
         if not (isinstance(tags, list) and tags and all(isinstance(tag, dict) for tag in tags)):
             raise _error("has no list of tags")
         by_trigger: dict[str, list[Mapping[str, Any]]] = {}
@@ -407,6 +412,8 @@ class TriggeredGuide:
 
 
 def _lark_regex(pattern: str) -> str:
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:  # it would escape the end of the expression
+        raise _error(f"has a regex that ends with a backslash: {pattern!r:.80}")
     escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], pattern)
     return f"/{escaped}/"
 
