@@ -84,6 +84,7 @@ def test_documents_are_ordered_by_similarity(
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_2", "text_1 has 2 texts and text_2 1"),
         ("/v1/score", {"text_1": [], "text_2": []}, "text_2", "text_1 has 0 texts"),
         ("/v1/score", {"text_1": "a"}, "text_2", "text_2 is missing"),
+        ("/v1/score", {"text_1": "a", "text_2": ["b"] * 2049}, "text_2", "text_2 has 2049 texts"),
         ("/v1/rerank", {"query": "a", "documents": []}, "documents", "documents is an empty list"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n", "top_n is negative"),
         ("/v1/rerank", {"query": "a", "documents": ["b"] * 3000}, "documents", "documents has 3001 texts"),

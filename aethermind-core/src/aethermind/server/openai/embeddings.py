@@ -73,7 +73,7 @@ class ScoreRequest(StrictModel):
     user: str | None = None
 
     def pairs(self) -> list[tuple[str, str]]:
-        """The pairs of texts. ApiError 400 for two lists of different lengths."""
+        """The pairs of texts. ApiError 400 for two lists of different lengths, and for too many pairs."""
         first = [self.text_1] if isinstance(self.text_1, str) else self.text_1
         second = [self.text_2] if isinstance(self.text_2, str) else self.text_2
         if len(first) == 1:
@@ -83,6 +83,10 @@ class ScoreRequest(StrictModel):
                 400,
                 f"text_1 has {len(first)} texts and text_2 {len(second)}; give one and several, or as many of both.",
                 param="text_2",
+            )
+        if len(first) > MAX_INPUTS:
+            raise ApiError(
+                400, f"text_2 has {len(first)} texts but may have {MAX_INPUTS}; split the request.", param="text_2"
             )
         return list(zip(first, second, strict=True))
 
