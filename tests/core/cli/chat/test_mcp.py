@@ -170,6 +170,14 @@ def test_a_server_that_does_not_start_is_an_error() -> None:
         McpTools(["no-such-command"]).__enter__()
 
 
+def test_the_error_of_a_server_that_cannot_be_reached_says_why() -> None:
+    """The client's tasks raise it in groups of errors."""
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/mcp"
+    with pytest.raises(InvalidArgumentError, match="cannot be used: .*onnect"):
+        McpTools([url]).__enter__()
+
+
 def test_from_a_pipe_only_allowed_tools_run(address: str, invoke: Any, tmp_path: Path) -> None:
     file = tmp_path / "notes.py"
     file.write_text(STDIO_SERVER)

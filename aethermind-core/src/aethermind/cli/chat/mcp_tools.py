@@ -86,7 +86,7 @@ class McpTools:
                 try:
                     await self._connect(server, stack)
                 except Exception as error:
-                    reason = describe_exception(error)
+                    reason = describe_exception(_cause(error))
                     self._opened.set_exception(
                         InvalidArgumentError(f"The MCP server {server!r:.100} cannot be used: {reason} Correct --mcp.")
                     )
@@ -115,3 +115,10 @@ class McpTools:
         name = tool.name if tool.name not in self._tools else f"{tool.name}_{len(self._tools)}"
         function = {"name": name, "description": tool.description or "", "parameters": tool.input_schema}
         self._tools[name] = _Tool(client, tool.name, {"type": "function", "function": function})
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The first error within groups of errors, which the client's tasks raise."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
