@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -19,6 +20,7 @@ from aethermind.errors import InvalidArgumentError
 from aethermind.sampling import guidance
 from aethermind.sampling.guidance import Grammars, TokenGuide
 from aethermind.sampling.params import StructuredOutputs
+from aethermind.sampling.structural_tags import StructuralTags
 from aethermind.text import Tokenizer
 
 VOCAB_SIZE = 2048
@@ -294,6 +296,39 @@ def test_structural_tags_that_cannot_be_served_are_refused(tokenizer: Tokenizer,
     assert own.guide(StructuredOutputs(structural_tag=tags({"type": "regex", "pattern": r"a/\\"})))
     with pytest.raises(InvalidArgumentError, match=words):
         own.guide(StructuredOutputs(structural_tag=wanted))
+
+
+def test_a_request_waits_for_the_grammars_that_are_compiled_before_its_own(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the step in which its trigger occurs would wait for all of them, and so would the whole batch."""
+    may_compile = threading.Event()
+
+    def lenient(trigger: str) -> StructuredOutputs:
+        wanted = tags({"type": "any_text"}, triggers=[trigger])
+        wanted["format"]["is_lenient"] = True
+        return StructuredOutputs(structural_tag=wanted)
+
+    own = Grammars(
+        tokenizer.as_json,
+        VOCAB_SIZE,
+        [EOS],
+        token_bytes=lambda token_id: tokenizer.token_bytes(token_id) or b"",
+        token_to_id=tokenizer.token_to_id,
+    )
+    compile = own._lenient_matchers
+
+    def compile_late(wanted: StructuralTags) -> dict[str, Any]:
+        assert may_compile.wait(60)
+        return compile(wanted)
+
+    monkeypatch.setattr(own, "_lenient_matchers", compile_late)
+    first, second, third = (own.prepare(lenient(trigger)) for trigger in ("<a>", "<b>", "<c>"))
+    assert (first.done(), second.done(), third.done()) == (True, False, False)
+    assert second.cancel()
+    may_compile.set()
+    assert third.result(60).is_active(tokenizer.encode("so <c>"))
+    assert own.prepare(lenient("<d>")).done()
 
 
 def test_grammars_are_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

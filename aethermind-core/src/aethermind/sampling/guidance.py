@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from aethermind.errors import InvalidArgumentError
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from aethermind.sampling.params import StructuredOutputs
+
+_Result = TypeVar("_Result")
 
 __all__ = [
     "Grammars",
@@ -101,6 +103,7 @@ class Grammars:
         self._compiled: OrderedDict[tuple[StructuredOutputs, int], Any] = OrderedDict()
         self._lanes: list[WeakSet[Guide]] = [WeakSet() for _ in range(num_lanes)]
         self._lock = threading.Lock()
+        self._num_compiling = 0
         self._warned: set[str] = set()
 
     def guide(self, structured_outputs: StructuredOutputs) -> Guide:
@@ -110,16 +113,38 @@ class Grammars:
     def prepare(self, structured_outputs: StructuredOutputs) -> Future[Guide]:
         """Compile a grammar in a thread, because some take seconds. A cached grammar gives a completed future.
 
-        So do lenient structural tags, which are needed only when a trigger occurs.
+        So do lenient structural tags, which are needed only when a trigger occurs, unless other grammars are compiled
+        before: a step would wait for all of them.
         """
         lane = self._least_used_lane()
         text = structured_outputs.structural_tag
         is_lenient = text is not None and parse_tags(text).is_lenient
         if (structured_outputs, lane) not in self._compiled and not is_lenient:
-            return self._compiler_thread.submit(self.guide, structured_outputs)
-        done: Future[Guide] = Future()
-        done.set_result(self._guide(structured_outputs, lane))
-        return done
+            return self._in_thread(self.guide, structured_outputs)
+        is_busy = self._num_compiling > 0
+        guide, prepared = self._guide(structured_outputs, lane), Future[Guide]()
+
+        def complete(_: object = None) -> None:
+            if prepared.set_running_or_notify_cancel():
+                prepared.set_result(guide)
+
+        if is_busy and isinstance(guide, TriggeredGuide):
+            guide.compiled.add_done_callback(complete)
+        else:
+            complete()
+        return prepared
+
+    def _in_thread(self, function: Callable[..., _Result], *arguments: Any) -> Future[_Result]:
+        """Run a function in the thread that compiles, behind those that were given before."""
+        with self._lock:
+            self._num_compiling += 1
+        future = self._compiler_thread.submit(function, *arguments)
+        future.add_done_callback(self._end_compiling)
+        return future
+
+    def _end_compiling(self, _: object) -> None:
+        with self._lock:
+            self._num_compiling -= 1
 
     def _least_used_lane(self) -> int:
         return min(range(len(self._lanes)), key=lambda index: len(self._lanes[index]))
@@ -211,7 +236,7 @@ class Grammars:
     def _compile_tags(self, tags: StructuralTags) -> Future[dict[str, Any]]:
         """Compile the matcher of each trigger; lenient tags in a thread."""
         if tags.is_lenient:
-            return self._compiler_thread.submit(self._lenient_matchers, tags)
+            return self._in_thread(self._lenient_matchers, tags)
         compiled: Future[dict[str, Any]] = Future()
         compiled.set_result({trigger: self._tag_matcher(tags, trigger) for trigger in tags.tags})
         return compiled

@@ -208,7 +208,6 @@ class TriggeredGuide:
     __slots__ = (
         "__weakref__",
         "_begin",
-        "_compiled",
         "_head",
         "_is_open",
         "_is_single",
@@ -221,6 +220,7 @@ class TriggeredGuide:
         "_tail_tokens",
         "_token_bytes",
         "_triggers",
+        "compiled",
         "lane",
     )
 
@@ -235,7 +235,7 @@ class TriggeredGuide:
         """`compiled` are matchers (llguidance) by trigger; `is_single` says which triggers are one token."""
         self.lane = lane
         self._tags = tags
-        self._compiled = compiled
+        self.compiled = compiled
         self._token_bytes = token_bytes
         self._is_single = is_single
         encoded = {trigger.encode(): trigger for trigger in tags.tags}
@@ -257,7 +257,7 @@ class TriggeredGuide:
 
     def fork(self) -> TriggeredGuide:
         """Return a copy in the same state."""
-        copy = TriggeredGuide(self._tags, self._compiled, self._token_bytes, self._is_single, self.lane)
+        copy = TriggeredGuide(self._tags, self.compiled, self._token_bytes, self._is_single, self.lane)
         for name in ("_begin", "_is_open", "_tail", "_num_consumed", "_reasoning_end", "_head"):
             setattr(copy, name, getattr(self, name))
         copy._tail_tokens = self._tail_tokens[:]
@@ -403,7 +403,7 @@ class TriggeredGuide:
 
     def _start(self, trigger: str, token_ids: Sequence[int]) -> None:
         """Begin to constrain the answer, of which `token_ids` are the last tokens."""
-        matcher = self._compiled.result().get(trigger)
+        matcher = self.compiled.result().get(trigger)
         self._matcher = None if matcher is None else matcher.deep_copy()
         if self._matcher is not None:
             self._matcher.consume_tokens(list(token_ids))
