@@ -154,6 +154,20 @@ def test_calls_are_run_after_consent(where: str, llm: LLM, address: str, stdio: 
     assert re.fullmatch("Error: .*it is broken", others[7][1])
 
 
+def test_calls_that_are_interrupted_have_a_result(address: str, stdio: McpTools) -> None:
+    """Without one the next request would have a call that no result follows, which templates and servers refuse."""
+
+    class Interrupting(Consenting):
+        def ask(self, question: str) -> str:
+            raise KeyboardInterrupt
+
+    model: Any = ServerChatModel(address, None, None, stdio.functions)
+    person = Interrupting(f"Go. {script(call('fail') + call('add_note', text='x'))}", f"Go. {script('Done.')}")
+    roles_and_texts = talk(model, stdio, person)
+    assert roles_and_texts[2:4] == [("tool", "Error: the user stopped this call.")] * 2
+    assert roles_and_texts[-1] == ("assistant", "Done.")
+
+
 def test_tools_of_several_servers_have_names_of_their_own(url: str, tmp_path: Path) -> None:
     file = tmp_path / "notes.py"
     file.write_text(STDIO_SERVER)

@@ -155,8 +155,13 @@ class Repl:
             calls = self.conversation.pending_calls
             if self._tools is None or not calls:
                 return
-            for call in calls:
-                self.conversation.add_result(call["id"], self._run_tool(self._tools, call["function"]))
+            results = ["Error: the user stopped this call."] * len(calls)
+            try:
+                for index, call in enumerate(calls):
+                    results[index] = self._run_tool(self._tools, call["function"])
+            finally:  # templates and servers want a result of each call, also after Ctrl-C
+                for call, result in zip(calls, results, strict=True):
+                    self.conversation.add_result(call["id"], result)
             self._reply()
 
     def _run_tool(self, tools: McpTools, function: dict[str, str]) -> str:
