@@ -188,7 +188,7 @@ def test_the_error_of_a_server_that_cannot_be_reached_says_why() -> None:
     """The client's tasks raise it in groups of errors."""
     with socket.create_server(("127.0.0.1", 0)) as unused:
         url = f"http://127.0.0.1:{unused.getsockname()[1]}/mcp"
-    with pytest.raises(InvalidArgumentError, match="cannot be used: .*onnect"):
+    with pytest.raises(InvalidArgumentError, match=r"cannot be used: .*onnect"):
         McpTools([url]).__enter__()
 
 
@@ -217,3 +217,22 @@ def test_calls_and_results_are_saved() -> None:
         {"role": "assistant", "content": "", "tool_calls": list(calls)},
         {"role": "tool", "content": "done", "tool_call_id": "1"},
     ]
+
+
+def test_calls_whose_arguments_are_no_json_can_be_loaded_and_answered(llm: LLM) -> None:
+    """A server's model may write such arguments, and the conversation may go on with a model here."""
+    function = {"name": "f", "arguments": "{"}
+    record: Any = {
+        "messages": [
+            {"role": "user", "content": f"Go. {script('One.', 'Two.')}"},
+            {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]},
+            {"role": "tool", "content": "Error: the arguments are not JSON.", "tool_call_id": "1"},
+        ]
+    }
+    conversation = Conversation.from_record(record, Conversation("m", None, {"max_tokens": 20}))
+    *_, reply = LocalChatModel(ScriptedLLM(llm)).reply(conversation, 0)  # type: ignore[arg-type]
+    assert reply.text == "Two."
+    for wrong in ({}, {"name": "f"}, {"name": "f", "arguments": {}}, "f"):
+        record["messages"][1]["tool_calls"] = [{"function": wrong}]
+        with pytest.raises(InvalidArgumentError, match="not a list of calls"):
+            Conversation.from_record(record, Conversation("m"))

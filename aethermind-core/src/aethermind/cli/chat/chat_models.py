@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -125,11 +125,13 @@ class LocalChatModel:
 
 
 def _with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with the arguments of its calls as objects, as chat templates want them."""
-    calls = [
-        {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
-        for call in message.get("tool_calls", ())
-    ]
+    """The message with the arguments of its calls as objects, as chat templates want them, unless they are no JSON."""
+    calls = []
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        with suppress(ValueError, RecursionError):
+            function = {**function, "arguments": json.loads(function["arguments"])}
+        calls.append({**call, "function": function})
     return {**message, "tool_calls": calls} if calls else message
 
 

@@ -213,10 +213,15 @@ def _from_record(record: Any, where: str) -> ConversationMessage:
     _require(isinstance(content, str), f"the content of {where} is not a text")
     _require(isinstance(is_interrupted, bool), f'"interrupted" of {where} is neither true nor false')
     calls, call_id = record.get("tool_calls", []), record.get("tool_call_id")
-    is_list = isinstance(calls, list) and all(isinstance(call, dict) and "function" in call for call in calls)
+    is_list = isinstance(calls, list) and all(map(_is_call, calls))
     _require(is_list, f'"tool_calls" of {where} is not a list of calls')
     _require(call_id is None or isinstance(call_id, str), f'"tool_call_id" of {where} is not a text')
     return ConversationMessage(role, content, is_interrupted, tuple(calls), call_id)
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    return isinstance(function, dict) and all(isinstance(function.get(name), str) for name in ("name", "arguments"))
 
 
 def _require(condition: bool, problem: str) -> None:
