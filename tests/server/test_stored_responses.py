@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from pydantic import TypeAdapter
 from tests.server.conftest import paused_engine, serving
 
 from aethermind import LLM
 from aethermind.server.access import Tenants
 from aethermind.server.openai.errors import ApiError
-from aethermind.server.openai.responses import MessageItem
+from aethermind.server.openai.responses import InputItem, MessageItem
 from aethermind.server.openai.stored_responses import ResponseStore, StoredResponse
 from aethermind.server.sse import EventBatch
 
@@ -87,6 +89,26 @@ def test_a_response_is_read_and_deleted(client: openai.OpenAI) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             client.responses.create(**NEXT, previous_response_id=made.id)
         assert (caught.value.param, caught.value.code) == ("previous_response_id", "previous_response_not_found")
+
+
+def test_input_items_are_listed_in_pages(client: openai.OpenAI) -> None:
+    """The last ones first, 20 at once, as in OpenAI's API; its client asks for the next page."""
+    texts = [f"Word {number}." for number in range(23)]
+    made = client.responses.create(**{**ASK, "input": [{"role": "user", "content": text} for text in texts]})
+
+    def listed(response_id: str, **query: Any) -> list[str]:
+        return [item.content[0].text for item in client.responses.input_items.list(response_id, **query)]
+
+    assert listed(made.id) == texts[::-1]
+    assert listed(made.id, order="asc", limit=5) == texts
+    page = client.responses.input_items.list(made.id, order="asc", limit=2)
+    assert ([item.content[0].text for item in page.data], page.has_more) == (texts[:2], True)
+    empty = client.responses.create(**{**ASK, "input": []}, previous_response_id=made.id)
+    assert listed(empty.id) == []
+    for query in ({"limit": 0}, {"limit": 101}, {"after": "item_x"}, {"order": "up"}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            listed(made.id, **query)
+        assert caught.value.param == next(iter(query))
 
 
 def test_a_response_in_background_ends_without_its_client(client: openai.OpenAI) -> None:
@@ -206,6 +228,21 @@ def test_nothing_is_stored_unless_the_operator_allows_it(http: httpx.Client) -> 
     for field in ("store", "background", "previous_response_id"):
         answer = http.post("/v1/responses", json={**ASK, field: "resp_1" if field[0] == "p" else True})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+def test_the_size_of_a_response_is_that_of_its_memory() -> None:
+    """Not only that of its text: small items would take many times the limit."""
+    parts = [{"type": "input_text", "text": ""}] * 50
+    messages = [[{"role": "user", "content": ""} for _ in range(1000)], [{"role": "user", "content": parts}] * 20]
+    store = ResponseStore(1 << 30, 60)
+    for number, given in enumerate(messages):
+        tracemalloc.start()
+        items = TypeAdapter(list[InputItem]).validate_python(given)
+        used, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        before = store.num_bytes
+        store.add(StoredResponse(f"resp_{number}", "t", items, 1, {"output": []}))
+        assert used / 1.5 < store.num_bytes - before < used * 1.5
 
 
 def test_a_follower_sees_what_comes_while_it_sends() -> None:

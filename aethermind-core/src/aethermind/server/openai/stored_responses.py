@@ -38,9 +38,10 @@ __all__ = ["ResponseStore", "StoredResponse", "respond_in_background", "router",
 router = APIRouter()
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
-_BYTES_PER_EVENT = 512
-"""Bytes of memory of an event with a delta, roughly."""
+_BYTES_PER_PART = 512
+"""Bytes of memory besides the text, roughly: of an item, a part of one, an event, and a token's log probability."""
 _CANCEL_TIMEOUT_S = 5.0
+_MAX_LISTED = 100
 _NOT_ENABLED = "This server stores no responses. Have it started with --max-stored-response-bytes, or send the whole "
 _NOT_ENABLED += "conversation as input."
 
@@ -136,7 +137,8 @@ class ResponseStore:
         self._remove(stored.id)
         text = json.dumps(stored.response, ensure_ascii=False, default=str)
         stored.num_bytes = len(text) + sum(len(item.model_dump_json()) for item in stored.items)
-        stored.num_bytes += _BYTES_PER_EVENT * len(stored.events or ())
+        num_parts = sum(map(_num_parts, stored.items)) + sum(map(_num_parts_of_event, stored.events or ()))
+        stored.num_bytes += _BYTES_PER_PART * num_parts
         stored.stored_s = self._clock()
         self._responses[stored.id] = stored
         self.num_bytes += stored.num_bytes
@@ -177,6 +179,15 @@ class ResponseStore:
         oldest = self._clock() - self._ttl_s
         for name in [name for name, one in self._responses.items() if one.is_done and one.stored_s < oldest]:
             self._remove(name)
+
+
+def _num_parts(item: Any) -> int:
+    content = getattr(item, "content", None) or getattr(item, "output", None)
+    return 1 + (len(content) if isinstance(content, list) else 0)
+
+
+def _num_parts_of_event(event: dict[str, Any]) -> int:
+    return 1 + sum(1 + len(token.get("top_logprobs") or ()) for token in event.get("logprobs") or ())
 
 
 def stored_response(request: Request, body: ResponseRequest, response_id: str) -> StoredResponse | None:
@@ -329,12 +340,30 @@ async def cancel(request: Request, response_id: str) -> dict[str, Any]:
 
 @router.get("/v1/responses/{response_id}/input_items")
 async def input_items(request: Request, response_id: str) -> dict[str, Any]:
-    """The input items of a stored response's own request."""
-    stored = _store(request).find(response_id, request.state.tenant.id)
-    return {"object": "list", **_listed(stored.items[-stored.num_own_items :], response_id)}
+    """The input items of a stored response's own request, the last one first unless `order` is `asc`.
+
+    There are at most `limit` (20) items, those behind the item with the id `after`.
+    """
+    stored, query = _store(request).find(response_id, request.state.tenant.id), request.query_params
+    order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
+    if order not in ("asc", "desc"):
+        raise ApiError(400, "order is asc or desc.", param="order")
+    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:4]) <= _MAX_LISTED):
+        raise ApiError(400, f"limit is a number of 1 to {_MAX_LISTED}.", param="limit")
+    items = _shown_items(stored.items[len(stored.items) - stored.num_own_items :], response_id)
+    if order == "desc":
+        items.reverse()
+    ids = [item["id"] for item in items]
+    if after is not None and after not in ids:
+        raise ApiError(400, "after is the id of an item.", param="after")
+    begin = 0 if after is None else ids.index(after) + 1
+    page = slice(begin, begin + int(limit))
+    first_id, last_id = (ids[page][0], ids[page][-1]) if ids[page] else (None, None)
+    has_more = page.stop < len(items)
+    return {"object": "list", "data": items[page], "first_id": first_id, "last_id": last_id, "has_more": has_more}
 
 
-def _listed(items: Sequence[Any], response_id: str) -> dict[str, Any]:
+def _shown_items(items: Sequence[Any], response_id: str) -> list[dict[str, Any]]:
     data = []
     for number, item in enumerate(items):
         shown = {"id": f"item_{response_id.removeprefix('resp_')}_{number}", **item.model_dump(exclude_none=True)}
@@ -342,5 +371,4 @@ def _listed(items: Sequence[Any], response_id: str) -> dict[str, Any]:
             kind = "output_text" if shown["role"] == "assistant" else "input_text"
             shown["content"] = [{"type": kind, "text": shown["content"]}]
         data.append(shown)
-    ids = [shown["id"] for shown in data]
-    return {"data": data, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None, "has_more": False}
+    return data
