@@ -239,6 +239,16 @@ def test_a_step_that_does_not_end_shows_what_the_streams_do(tmp_path: Path, caps
     assert lines(tmp_path)[-1]["progress"] == "round 1: 1 steps, last mixed, 2 decodes, 34 tokens"
 
 
+@pytest.mark.usefixtures("has_cubins")
+def test_memory_runs_out_and_a_long_context_is_compared(environment: dict[str, str]) -> None:
+    """What the kernels of both dtypes did not compute is not the mean of the values."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "tests/cuda/hardware/test_memory.py"]
+    command += ["-k", "out_of_memory or 128k"]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.stdout.splitlines()[-1].startswith("2 failed, 1 passed")
+    assert result.stdout.count("E       Not equal to tolerance") == 2
+
+
 def test_lines_that_were_cut_off_are_left_out(tmp_path: Path) -> None:
     log = CaseLog("suite", tmp_path / "cases.jsonl")
     log.write(running="one")
