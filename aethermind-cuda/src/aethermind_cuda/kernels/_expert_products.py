@@ -34,7 +34,6 @@ __all__ = [
     "expert_products",
     "gated_activation",
     "head_product",
-    "is_few_pairs",
     "moe_operator",
     "num_output_tiles",
     "pairs_of_few",
@@ -154,7 +153,7 @@ class TokenExpertPairs(NamedTuple):
     tiles: DeviceArray | None = None
 
 
-def is_few_pairs(ids: DeviceArray, num_experts: int) -> bool:
+def _is_few_pairs(ids: DeviceArray, num_experts: int) -> bool:
     """Whether so few pairs share an expert that they are not sorted."""
     return ids.size <= max(ids.shape[1], num_experts // _EXPERTS_PER_UNSORTED_PAIR)
 
@@ -163,7 +162,7 @@ def pairs_of_few(
     ids: DeviceArray, num_experts: int, workspace: int
 ) -> tuple[TokenExpertPairs] | tuple[TokenExpertPairs, Launch]:
     """Token-expert pairs in tiles of up to eight, with the launch that sorts them unless few share an expert."""
-    if is_few_pairs(ids, num_experts):
+    if _is_few_pairs(ids, num_experts):
         return (TokenExpertPairs(ids.size, num_experts, ids.size, ids),)
     return sorted_pairs(ids, num_experts, _SKINNY_PAIRS, workspace)
 

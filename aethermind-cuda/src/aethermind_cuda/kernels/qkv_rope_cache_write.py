@@ -1,9 +1,8 @@
 """qkv_rope_cache_write and its quantised form: the QKV projections, and one kernel as their epilogue.
 
-Few tokens are projected in one launch, which is also the epilogue where weights are quantised and heads have no norms;
-many by a `linear` kernel per weight, or by one cuBLASLt product where the
-weights are adjacent. There is one kernel per `linear` kernel, so that weights of every format are projected as in
-`linear`.
+Few tokens are projected in one launch, which is also the epilogue where weights have up to four bits and heads no
+norms; many by a `linear` kernel per weight, or by one dense product where the weights are adjacent. There is one kernel
+per `linear` kernel, so that weights of every format are projected as in `linear`.
 """
 
 from __future__ import annotations
