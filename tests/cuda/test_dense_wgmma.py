@@ -160,6 +160,14 @@ def test_the_driver_says_how_many_clusters_run_at_once(tmp_path: Path, monkeypat
     assert set(driver.shared_limits.values()) == {H200.shared_bytes}
 
 
+@pytest.mark.parametrize(("at_once", "splits"), [(1, 4), (0, 1)])
+def test_no_clusters_are_launched_where_none_can_run(at_once: int, splits: int) -> None:
+    """In a part of a GPU."""
+    launch = product(64, 64, 18944, device=H200._replace(max_clusters=lambda _: at_once))
+    assert launch is not None
+    assert splits_of(launch) == splits
+
+
 @pytest.mark.parametrize("num_tokens", [9, 32, 64, 128])
 def test_launches_of_any_width_fit(num_tokens: int) -> None:
     """Where all rows do not run at once, they do in several equal parts."""

@@ -106,11 +106,13 @@ def _is_supported(
 
 
 def _places(splits: int, kernel: str, tokens: int, device: DeviceFacts) -> int:
-    """How many clusters of `splits` blocks run at once, with a multiprocessor for each block."""
+    """How many clusters of `splits` blocks run at once, with a multiprocessor for each block: none where a part of a
+    GPU has too few multiprocessors side by side.
+    """
     if splits == 1 or device.max_clusters is None:
         return max(1, device.num_multiprocessors // splits)
     block = _threads(_MAX_GROUPS, tokens), 1, 1
-    return max(1, device.max_clusters(Launch("dense_wgmma", kernel, (splits, 1, 1), block, (), _SHARED_BYTES)))
+    return device.max_clusters(Launch("dense_wgmma", kernel, (splits, 1, 1), block, (), _SHARED_BYTES))
 
 
 def _tiling(
@@ -125,6 +127,8 @@ def _tiling(
         if splits > num_steps:
             continue
         places = _places(splits, _kernel(num_weights, tokens, splits, dtype), tokens, device)
+        if not places:
+            continue
         rows_of_all = num_outputs * num_weights
         waves = div_up(rows_of_all, places * _MAX_GROUPS * _GROUP_ROWS)
         rows = div_up(div_up(rows_of_all, places * waves), _ROW_STEP) * _ROW_STEP
