@@ -18,7 +18,8 @@ def test_every_error_is_an_aethermind_error_with_a_docstring(error: type[Excepti
 
 
 def test_nothing_is_left_out() -> None:
-    defined = {name for name, value in vars(errors).items() if isinstance(value, type)}
+    values = vars(errors).items()
+    defined = {name for name, value in values if isinstance(value, type) and value.__module__ == errors.__name__}
     assert defined == set(errors.__all__)
     assert errors.__all__ == sorted(errors.__all__)
 

@@ -179,9 +179,8 @@ def test_operators_with_many_tokens_conform(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Sums of weights that lie one behind the other are one product, with columns between them for their scales."""
-    devices = emulated.opened.backend.devices
-    facts = devices.facts(0)._replace(compute_capability=capability)  # type: ignore[attr-defined]
-    monkeypatch.setattr(devices, "facts", lambda _index: facts)
+    library = emulated.opened.backend._library(0)  # type: ignore[attr-defined]
+    monkeypatch.setattr(library, "facts", library.facts._replace(compute_capability=capability))
     monkeypatch.setattr("aethermind_cuda.kernels._float8._MAX_TOKENS_OF_SUMS", num_tokens_of_sums)
     kernels = {kernel.operator: kernel for kernel in load_kernels() if kernel.name == float8.CUBLASLT_FLOAT8}
     assert kernels.keys() == {"linear", "gate_up_silu", "qkv_rope_cache_write", "qkv_rope_cache_write_quantized"}
