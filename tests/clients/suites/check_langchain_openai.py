@@ -5,17 +5,13 @@
 
 from __future__ import annotations
 
-from common import CALL, CALLED, MODEL, PARAMETERS, SUNNY, URL, run, script
-from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
+from common import MODEL, PARAMETERS, URL, run
+from langchain_common import asked, check_structured_outputs, check_tool_calls
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 
 OURS = {"model": MODEL, "base_url": f"{URL}/v1", "api_key": "none", "max_retries": 0}
 chat = ChatOpenAI(**OURS, max_tokens=900)
 TOOL = {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": PARAMETERS}}
-
-
-def asked(*answers: str) -> list[SystemMessage | HumanMessage]:
-    return [SystemMessage("Be brief."), HumanMessage(f"How? {script(*answers)}")]
 
 
 def check_chat() -> None:
@@ -32,23 +28,11 @@ def check_chat() -> None:
 
 def check_tools() -> None:
     for bound in (chat.bind_tools([TOOL]), ChatOpenAI(**OURS, use_responses_api=True).bind_tools([TOOL])):
-        messages = asked(f"I look.\n{CALL}\n{CALL}", SUNNY)
-        streamed = None
-        for part in bound.stream(messages):
-            streamed = part if streamed is None else streamed + part
-        for answer in (bound.invoke(messages), streamed):
-            assert answer.text.strip() == "I look."
-            assert [call["args"] for call in answer.tool_calls] == [CALLED] * 2
-            results = [ToolMessage("sunny", tool_call_id=call["id"]) for call in answer.tool_calls]
-            assert bound.invoke([*messages, answer, *results]).text == SUNNY
+        check_tool_calls(bound)
 
 
 def check_structured() -> None:
-    called = chat.bind_tools([TOOL], tool_choice="weather").invoke(asked())
-    assert set(called.tool_calls[0]["args"]) == {"city"}
-    schema = {"title": "Person", "description": "Somebody.", **PARAMETERS}
-    for method in ("json_schema", "function_calling"):
-        assert set(chat.with_structured_output(schema, method=method).invoke(asked())) == {"city"}
+    check_structured_outputs(chat, TOOL)
 
 
 def check_texts() -> None:
