@@ -113,9 +113,9 @@ class StructuredOutputsFields(StrictModel):
 class CommonFields(StrictModel):
     """The fields of every generation request. None stands for the model's default.
 
-    `store` and `service_tier` accept only the values that match the server's behaviour. `prompt_cache_key` and
-    `metadata` are accepted without effect: the prefix cache needs no key, and no completions are stored to which
-    metadata could be attached. A seed of -1 is a random seed, as in vLLM and llama.cpp. The fields `guided_…` are
+    `service_tier` accepts only the values that match the server's behaviour. `prompt_cache_key` and `metadata` are
+    accepted without effect: the prefix cache needs no key, and no completions are stored to which metadata could be
+    attached. A seed of -1 is a random seed, as in vLLM and llama.cpp. The fields `guided_…` are
     vLLM's older names of those in `structured_outputs`.
     """
 
@@ -129,7 +129,6 @@ class CommonFields(StrictModel):
     stream: bool | None = None
     user: str | None = None
     safety_identifier: str | None = None
-    store: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
@@ -176,17 +175,11 @@ class CommonFields(StrictModel):
     def _random_if_minus_one(cls, seed: int | None) -> int | None:
         return None if seed == -1 else seed
 
-    @field_validator("store")
-    @classmethod
-    def _rejects_storing(cls, store: bool | None) -> bool | None:
-        if store:
-            raise ApiError(400, "store is not supported: nothing is kept. Set it to false.", param="store")
-        return store
-
 
 class SamplingFields(CommonFields):
-    """The fields that completions and chats share."""
+    """The fields that completions and chats share. They are not stored, so `store` may only be false."""
 
+    store: bool | None = None
     max_tokens: int | None = None
     stream_options: StreamOptions | None = None
     stop_token_ids: list[int] | None = None
@@ -197,6 +190,13 @@ class SamplingFields(CommonFields):
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
     response_format: ResponseFormat | None = None
+
+    @field_validator("store")
+    @classmethod
+    def _rejects_storing(cls, store: bool | None) -> bool | None:
+        if store:
+            raise ApiError(400, "store is not supported: nothing is kept. Set it to false.", param="store")
+        return store
 
     @property
     def num_completions(self) -> int:

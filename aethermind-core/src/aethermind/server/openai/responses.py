@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from aethermind.server.openai.chat import ChatRequest
 from aethermind.server.openai.errors import ApiError
@@ -57,54 +57,50 @@ class InputTextPart(StrictModel):
     logprobs: list[Any] | None = None
 
 
-class MessageItem(StrictModel):
-    """A message. Its `id`, `status` and `phase`, which a completion's message has, are ignored."""
+class _Item(StrictModel):
+    """An item of the conversation. Its `id` and `status`, which an item of a response has, are ignored."""
 
     location = "input"
+    id: str | None = None
+    status: _Status | None = None
+
+
+class MessageItem(_Item):
+    """A message. Its `phase`, which a completion's message has, is ignored."""
+
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputTextPart]
-    id: str | None = None
-    status: _Status | None = None
     phase: str | None = None
 
 
-class FunctionCallItem(StrictModel):
+class FunctionCallItem(_Item):
     """A function call by the model."""
 
-    location = "input"
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
     namespace: str | None = None
-    id: str | None = None
-    status: _Status | None = None
 
 
-class CustomToolCallItem(StrictModel):
+class CustomToolCallItem(_Item):
     """A call of a custom tool by the model."""
 
-    location = "input"
     type: Literal["custom_tool_call"]
     call_id: str
     name: str
     input: str
     namespace: str | None = None
-    id: str | None = None
-    status: _Status | None = None
 
 
-class FunctionCallOutputItem(StrictModel):
+class FunctionCallOutputItem(_Item):
     """The result of a call."""
 
-    location = "input"
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     name: str | None = None
     output: str | list[InputTextPart]
-    id: str | None = None
-    status: _Status | None = None
 
 
 class ReasoningPart(StrictModel):
@@ -115,16 +111,13 @@ class ReasoningPart(StrictModel):
     text: str
 
 
-class ReasoningItem(StrictModel):
+class ReasoningItem(_Item):
     """The model's reasoning before the next item."""
 
-    location = "input"
     type: Literal["reasoning"]
     content: list[ReasoningPart] | None = None
     summary: list[Any] | None = None
     encrypted_content: str | None = None
-    id: str | None = None
-    status: _Status | None = None
 
 
 def _item_tag(item: Any) -> str:
@@ -273,16 +266,12 @@ class ResponseRequest(CommonFields):
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     client_metadata: dict[str, Any] | None = None
     truncation: Literal["disabled"] | None = None
+    store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = None
     stream_options: ResponseStreamOptions | None = None
     reasoning: ReasoningOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-
-    @field_validator("store")
-    @classmethod
-    def _rejects_storing(cls, store: bool | None) -> bool | None:
-        return store  # `stored_response` checks it
 
     def call_targets(self) -> Iterator[CallTarget]:
         """The tools that the model can call."""
@@ -294,8 +283,7 @@ class ResponseRequest(CommonFields):
 
     def chat(self) -> ChatRequest:
         """The equivalent chat request. ApiError 400 names fields that are not supported."""
-        copied = (name for name in _COPIED_FIELDS if name != "store")
-        fields = {name: value for name in copied if (value := getattr(self, name)) is not None}
+        fields = {name: value for name in _COPIED_FIELDS if (value := getattr(self, name)) is not None}
         fields["messages"] = chat_messages(self.instructions, self.input)
         fields["max_completion_tokens"] = self.max_output_tokens
         fields["logprobs"] = LOGPROBS in (self.include or ()) or None
