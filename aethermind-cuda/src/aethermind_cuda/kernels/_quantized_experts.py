@@ -30,8 +30,8 @@ __all__ = ["has_expert_kernels", "quantized_expert_products", "takes_quantized_e
 
 _CAPABILITY = 9, 0
 _FAMILIES = ("int4", "int4_zp", "int4_offset", "int8")
-_EXPERTS_PER_GEMV_PAIR = 2
-"""Up to a pair for so many experts, the GEMV is faster than tiles by wgmma (measured on an H200)."""
+_MAX_GEMV_PAIRS_PER_EXPERT = 0.5
+"""With more pairs than this, tiles by wgmma are faster than a GEMV for each eight pairs (measured on an H200)."""
 _COLUMNS = ((8, 16), (20, 32))
 """Pairs of a tile by the most pairs per expert; with more, 64."""
 _LARGEST_TILE = 64
@@ -127,7 +127,7 @@ def quantized_expert_products(
 def _takes_wgmma(x: DeviceArray, ids: DeviceArray, num_outputs: int, num_experts: int, device: DeviceFacts) -> bool:
     return (
         device.compute_capability == _CAPABILITY
-        and ids.size * _EXPERTS_PER_GEMV_PAIR > num_experts
+        and ids.size > num_experts * _MAX_GEMV_PAIRS_PER_EXPERT
         and not (x.address | x.shape[-1] * x.dtype.itemsize) % _WORD_BYTES
         and x.nbytes < _MAX_INPUT_BYTES
         and not num_outputs % _TILE_OUTPUTS
